@@ -1,29 +1,49 @@
-"""Which tests one test process runs: each file's service is started in one of them, and neither runs two at once."""
+"""Which tests one test process runs: those that share a service in one of them, and no process runs two services."""
 
 from pathlib import PurePosixPath
 
 from xdist.scheduler import LoadScopeScheduling
 
 LIVE = PurePosixPath("tests/live")
-OWN_SERVICES = {
-    "test_agents.py",
+TINY = "tiny"
+GROUPS = {
+    "small": ("test_agents.py", "test_small_model.py", "test_vllm_server.py", "test_harbor.py"),
+    "simulated": ("test_environment_replicas.py", "test_image_store.py", "test_jobs.py", "test_keys.py"),
+}
+"""The files whose tests share a service, in the order in which they run: the last ones of a group disturb it most."""
+ALONE = {
     "test_console.py",
     "test_engine.py",
-    "test_environment_replicas.py",
+    "test_engine_adapters.py",
     "test_families.py",
-    "test_gloo_transfer.py",
-    "test_jobs.py",
-    "test_keys.py",
+    "test_gpu_runner.py",
+    "test_images.py",
+    "test_images_families.py",
+    "test_images_service.py",
+    "test_leaving.py",
     "test_local.py",
-    "test_models_and_tools.py",
+    "test_judges.py",
     "test_nodes.py",
-    "test_small_model.py",
+    "test_smollm2.py",
+    "test_token_columns.py",
+    "test_train_agent_harbor.py",
 }
-"""Files whose tests start services or engines of their own. All others share a service."""
+"""Files whose tests start services or engines of their own. All that are named nowhere share the service `TINY`."""
+
+
+def group_of(file: str) -> str:
+    """The service that the tests of the file share; the file itself if they share none."""
+    shared = [group for group, files in GROUPS.items() if file in files]
+    return shared[0] if shared else file if file in ALONE else TINY
+
+
+def place_in_group(file: str) -> int:
+    files = GROUPS.get(group_of(file), ())
+    return files.index(file) if file in files else 0
 
 
 class ServiceScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """One process runs most tests that share a service, one all others below `tests/live`; the rest goes to either.
+    """The tests of a group run in one process, one after the other; every other test in any.
 
     The marker `xdist_group` does not do this: pytest-xdist 3.8 ignores it under pytest 9.2, where a plugin cannot
     change the id of a test.
@@ -31,6 +51,4 @@ class ServiceScheduling(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         path = PurePosixPath(nodeid.partition("::")[0])
-        if not path.is_relative_to(LIVE):
-            return nodeid
-        return "own services" if path.name in OWN_SERVICES else "shared service"
+        return group_of(path.name) if path.is_relative_to(LIVE) else nodeid

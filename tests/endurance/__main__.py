@@ -6,16 +6,11 @@ from benchmarks.programs import Program, run_program
 
 PROGRAMS = {
     "chaos": Program("tests.endurance.chaos", "kills parts of a service during 256 games, again and again"),
-    "chaos-sessions": Program(
-        "tests.endurance.chaos.sessions", "the same with agents that have sessions, and their clients"
-    ),
     "fuzz": Program("tests.endurance.fuzz", "malformed, hostile and slow requests to every route"),
     "session-laws": Program("tests.endurance.session_laws", "random sessions: records are what was answered"),
     "soak": Program(
         "tests.endurance.soak.mixed", "every kind of request, kills and pushes: nothing grows (15 minutes)"
     ),
-    "soak-weights": Program("tests.endurance.soak.weights", "1,000 pushes while rollouts go on (half an hour)"),
-    "soak-weights-kills": Program("tests.endurance.soak.kills", "pushes while processes are killed (15 minutes)"),
 }
 
 if __name__ == "__main__":

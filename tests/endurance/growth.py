@@ -3,11 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TypeVar
-
-Reading = TypeVar("Reading")
-FEWEST_READINGS = 12
-"""With fewer, a third is too short for its median to mean anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +29,6 @@ class Growth:
     @property
     def is_within_bound(self) -> bool:
         return self.last - self.second <= self.bound.floor + self.bound.per_push * self.pushes
-
-
-def last_two_thirds(readings: Sequence[Reading]) -> tuple[Sequence[Reading], Sequence[Reading]]:
-    """Args: `readings` has one for each push, in order. The first third is passed over: caches fill meanwhile.
-
-    Raises:
-        ValueError: there are fewer than `FEWEST_READINGS`.
-    """
-    if len(readings) < FEWEST_READINGS:
-        raise ValueError(f"Growth needs {FEWEST_READINGS} readings, and there are {len(readings)}.")
-    third = len(readings) // 3
-    return readings[-2 * third : -third], readings[-third:]
 
 
 def growth_of(second: Sequence[float], last: Sequence[float], bound: Bound) -> Growth:

@@ -59,18 +59,6 @@ def bodies() -> list[dict[str, Any]]:
     ]
 
 
-async def hang_up(client: httpx.AsyncClient) -> Abandon:
-    """The client closes its connections before it has an answer."""
-    calls = [asyncio.create_task(client.post("/v1/rollout", json=body)) for body in bodies()]
-
-    async def abandon() -> None:
-        for call in calls:
-            call.cancel()
-        await asyncio.wait(calls)
-
-    return abandon
-
-
 async def leave_stream(client: httpx.AsyncClient) -> Abandon:
     """The client closes its connections when the streams have begun."""
     streams = AsyncExitStack()
@@ -92,18 +80,6 @@ async def reach_deadline(client: httpx.AsyncClient) -> Abandon:
     return abandon
 
 
-async def delete(client: httpx.AsyncClient) -> Abandon:
-    """The jobs are deleted."""
-    answers = [await client.post("/v1/jobs", json=body) for body in bodies()]
-    jobs = [answer.raise_for_status().headers["Location"] for answer in answers]
-
-    async def abandon() -> None:
-        for job in jobs:
-            (await client.delete(job)).raise_for_status()
-
-    return abandon
-
-
 async def delete_keyed(client: httpx.AsyncClient) -> Abandon:
     """The runs of requests with a key are deleted, by the key, while their callers wait for them."""
     keys = [{"Idempotency-Key": f'"{uuid4().hex}"'} for _ in bodies()]
@@ -118,7 +94,7 @@ async def delete_keyed(client: httpx.AsyncClient) -> Abandon:
     return abandon
 
 
-WAYS = {way.__name__: way for way in (hang_up, leave_stream, reach_deadline, delete, delete_keyed)}
+WAYS = {way.__name__: way for way in (leave_stream, reach_deadline, delete_keyed)}
 
 
 def in_service() -> tuple[int, int]:
@@ -128,9 +104,13 @@ def in_service() -> tuple[int, int]:
     return generators.ongoing_generations.remote().result(), int(steps[IN_PROGRESS])
 
 
-async def begin_and_abandon(url: str, way: str, given_up_within_s: float) -> None:
-    """Begins all of the rollouts and abandons them; raises `TimeoutError` if the service goes on with any of them."""
-    async with httpx.AsyncClient(base_url=url, timeout=BEGUN_WITHIN_S) as client:
+async def begin_and_abandon(of_client: dict[str, Any], way: str, given_up_within_s: float) -> None:
+    """Begins all of the rollouts and abandons them; raises `TimeoutError` if the service goes on with any of them.
+
+    Args:
+        of_client: the arguments of a client of httpx.
+    """
+    async with httpx.AsyncClient(**of_client | {"timeout": BEGUN_WITHIN_S}) as client:
         abandon = await WAYS[way](client)
         await until((ROLLOUTS, ROLLOUTS), BEGUN_WITHIN_S)
         await abandon()

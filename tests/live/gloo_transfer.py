@@ -121,7 +121,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTran
 
 @dataclass
 class GlooTrainerInitInfo(TrainerInitInfo):
-    """Where the trainer's first process (`rank` 0) listens; `world_size` counts it and every worker."""
+    """Where the trainer (`rank` 0) listens; `world_size` counts it and every worker."""
 
     backend: ClassVar[str] = "gloo"
 
@@ -131,7 +131,7 @@ class GlooTrainerInitInfo(TrainerInitInfo):
 
 
 class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
-    """The trainer's side. Only its first process sends; the others iterate over the source at the same time."""
+    """The trainer's side, of a trainer with one process."""
 
     init_info_cls = GlooTrainerInitInfo
     source: WeightSource
@@ -144,9 +144,8 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
         """Raises what `client` raises, without waiting for the rendezvous, and `ValueError` without a source."""
         if source is None:
             raise ValueError("The weights to send come from a WeightSource: give one as source.")
-        engine = cls(client=client, source=source, is_sender=init_info.is_sender)
-        if engine.is_sender:
-            engine._connect(init_info)
+        engine = cls(client=client, source=source, is_sender=True)
+        engine._connect(init_info)
         return engine
 
     def _connect(self, init_info: GlooTrainerInitInfo) -> None:
@@ -174,17 +173,13 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
                 trainer has to begin with `trainer_init` again.
         """
         metadata = self.source.metadata()
-        if not self.is_sender:
-            for _ in self.source:
-                pass
-            return
         if self._group is None:
             raise RuntimeError(NOT_CONNECTED)
         self.client.start_weight_update()
         with ThreadPoolExecutor(1) as pool:
             receiving = pool.submit(self.client.update_weights, asdict(update_info_of(metadata)))
             try:
-                for tensor in as_declared(self.source, metadata):
+                for _, tensor in self.source:
                     self._send(tensor, receiving)
             except BaseException as broken:
                 self.shutdown()
@@ -232,15 +227,6 @@ def update_info_of(metadata: list[ParamMeta]) -> NCCLWeightTransferUpdateInfo:
         dtype_names=[str(parameter.dtype).removeprefix("torch.") for parameter in metadata],
         shapes=[list(parameter.shape) for parameter in metadata],
     )
-
-
-def as_declared(source: WeightSource, metadata: list[ParamMeta]) -> Iterator[torch.Tensor]:
-    """Raises `ValueError` for a tensor that differs from its metadata, which the engines have received already."""
-    for declared, (name, tensor) in zip(metadata, source, strict=True):
-        given = ParamMeta(name, tensor.dtype, tuple(tensor.shape))
-        if given != declared:
-            raise ValueError(f"The source declared {declared} and gives {given}.")
-        yield tensor
 
 
 def wait_while_running(call: "Future[None]", is_done: Callable[[], bool]) -> None:

@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 from contextlib import suppress
@@ -42,7 +41,6 @@ AT_ONCE = 24
 TURNS = 2
 TOKENS_A_TURN = 120
 TIMING = {"time_to_first_token_s": 0.2, "time_per_token_s": 0.05, "max_num_seqs": 256}
-QUIET_S = 45.0
 BETWEEN_S = 2.0
 WHOLE_WITHIN_S = 120.0
 POLL_S = 0.25
@@ -62,25 +60,6 @@ class Findings:
     """Rollouts with a turn that one replica began and another one ended."""
     errors: list[str] = field(default_factory=list)
     """Of the rollouts that failed."""
-    late: list[str] = field(default_factory=list)
-    """Where replicas had not ended when their node was gone: on a busy machine it takes them long to end."""
-    quiet_s: list[float] = field(default_factory=list)
-    """Seconds of each rollout that was played before the first notice or after the last one."""
-    noticed_s: list[float] = field(default_factory=list)
-    """Of each that was played between."""
-    moved_s: list[float] = field(default_factory=list)
-    """Of those that moved."""
-    stayed_s: list[float] = field(default_factory=list)
-    """Of those that did not, and were played when others moved: on machines that are busy with the same."""
-    gone_after_s: list[float] = field(default_factory=list)
-    """Until the replicas of a node that was given notice had ended."""
-
-    def medians(self) -> dict[str, float]:
-        return {
-            name: round(statistics.median(seconds), 3)
-            for name in ("quiet_s", "noticed_s", "moved_s", "stayed_s", "gone_after_s")
-            if (seconds := getattr(self, name))
-        }
 
 
 class LeavingNode:
@@ -172,10 +151,6 @@ class Load:
     """Plays rollouts, as many at once as `AT_ONCE`, until it is stopped."""
 
     def __init__(self, client: AsyncRolloutClient, findings: Findings) -> None:
-        self.seconds: list[float] | None = None
-        """Where the seconds of a rollout belong that begins now; those of one that sees it change belong nowhere."""
-        self.hand_overs: list[float] = []
-        """When generations were to move, about: half of each notice after it."""
         self._client = client
         self._findings = findings
         self._numbers = count()
@@ -196,12 +171,11 @@ class Load:
             game = sample.model_copy(
                 update={"extra_env_info": {**(sample.extra_env_info or {}), "game": next(self._numbers)}}
             )
-            began, belongs = monotonic(), self.seconds
             sampling = Sampling(greedy=True, max_new_tokens=TOKENS_A_TURN)
             response = await self._client.rollout([game], sampling=sampling, max_rollout_turns=TURNS, sample_retries=0)
-            self._note(response.samples[0], monotonic() - began, belongs)
+            self._note(response.samples[0])
 
-    def _note(self, result: SampleResult, seconds: float, belongs: list[float] | None) -> None:
+    def _note(self, result: SampleResult) -> None:
         findings = self._findings
         findings.rollouts += 1
         if result.error is not None:
@@ -209,31 +183,14 @@ class Load:
         if result.status == "error" or result.metrics.turn_gen_tokens != [TOKENS_A_TURN] * TURNS:
             findings.lost += 1
             return
-        ended = monotonic()
-        if result.replay is not None and any(origin.start > 0 for origin in result.replay.generations):
-            findings.moved += 1
-            findings.moved_s.append(seconds)
-        elif any(ended - seconds < hand_over < ended for hand_over in self.hand_overs):
-            findings.stayed_s.append(seconds)
-        if belongs is not None and belongs is self.seconds:
-            belongs.append(seconds)
+        moved = result.replay is not None and any(origin.start > 0 for origin in result.replay.generations)
+        findings.moved += moved
 
 
-async def until(holds: Any) -> float:
-    """The seconds until it holds."""
-    began = monotonic()
+async def until(holds: Any) -> None:
     async with asyncio.timeout(WHOLE_WITHIN_S):
         while not await asyncio.to_thread(holds):
             await asyncio.sleep(POLL_S)
-    return monotonic() - began
-
-
-def replicas_on(node_id: str) -> list[psutil.Process]:
-    """Replicas of the service there, by their processes."""
-    client: Any = serve.context._get_global_client()
-    deployments = client.get_serve_details()["applications"]["rollout"]["deployments"].values()
-    pids = [one.get("pid") for each in deployments for one in each["replicas"] if one.get("node_id") == node_id]
-    return [psutil.Process(pid) for pid in pids if pid is not None and psutil.pid_exists(pid)]
 
 
 def is_whole(nodes: list[LeavingNode]) -> bool:
@@ -248,39 +205,23 @@ async def rounds(findings: Findings, number_of_rounds: int, address: str, nodes:
     async with AsyncRolloutClient(url) as client:
         load = Load(client, findings)
         playing = asyncio.create_task(load.play())
-        load.seconds = findings.quiet_s
-        await asyncio.sleep(QUIET_S)
-        load.seconds = findings.noticed_s
         for _ in range(number_of_rounds):
             assert not playing.done(), playing.exception()
             leaving = nodes.pop(0)
             # The machine that takes its place is ordered when the notice comes.
             nodes.append(LeavingNode(address, next(numbers)))
-            load.hand_overs.append(monotonic() + WITHIN_S / 2)
-            await give_notice_to(leaving, findings)
+            await give_notice_to(leaving)
             await until(lambda: is_whole(nodes))
             await asyncio.sleep(BETWEEN_S)
             findings.rounds += 1
-            sys.stderr.write(
-                f"round {findings.rounds}: {findings.medians()}, {findings.lost} lost, {findings.moved} moved\n"
-            )
-        load.seconds = findings.quiet_s
-        await asyncio.sleep(QUIET_S)
         load.stop()
         await playing
 
 
-async def give_notice_to(node: LeavingNode, findings: Findings) -> None:
+async def give_notice_to(node: LeavingNode) -> None:
     """Returns when the machine is gone, as long after the notice as it said."""
-    node_id = node.node_id()
-    assert node_id is not None
-    replicas = await asyncio.to_thread(replicas_on, node_id)
     began = monotonic()
     node.terminate()
-    _, alive = await asyncio.to_thread(psutil.wait_procs, replicas, timeout=WITHIN_S)
-    findings.gone_after_s.append(monotonic() - began)
-    if alive:
-        findings.late.append(f"{node.name}: {len(alive)} replicas")
     await asyncio.sleep(max(began + WITHIN_S - monotonic(), 0))
     await asyncio.to_thread(node.kill)
 
@@ -309,7 +250,7 @@ def main(folder: Path, number_of_rounds: int) -> dict[str, Any]:
             node.kill()
         cluster.shutdown()
     findings.turns_done_again = turns_done_again(StepLog(steps_file).since(0)).total()
-    return asdict(findings) | {"medians": findings.medians()}
+    return asdict(findings)
 
 
 if __name__ == "__main__":

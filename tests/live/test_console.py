@@ -32,7 +32,7 @@ def sample(**say: Any) -> dict[str, Any]:
     return {"task_name": "talking", "messages": [{"role": "user", "content": "Go."}], "extra_env_info": say}
 
 
-def test_what_an_environment_prints_and_what_fails_reaches_the_console_and_nothing_else_does(tmp_path: Path) -> None:
+def test_what_an_environment_prints_and_what_fails_reaches_the_console(tmp_path: Path) -> None:
     with service_process(config_of(tmp_path, greeting="hello")) as service:
         *greeting, ready = lines_until(service, "Ready after")
         assert [line for line in greeting if not line.startswith("Starting ")] == ["[talking] hello"]
@@ -72,7 +72,7 @@ def test_what_an_environment_prints_and_what_fails_reaches_the_console_and_nothi
     assert rest.splitlines()[-2:] == ["Stopping the service", "The service has stopped."]
 
 
-def test_an_environment_that_cannot_start_ends_the_start_with_its_traceback(tmp_path: Path) -> None:
+def test_an_environment_that_cannot_start_ends_the_start(tmp_path: Path) -> None:
     with service_process(config_of(tmp_path, greeting="hello", fails_to_start=True)) as service:
         printed, _ = service.communicate(timeout=280)
     assert service.returncode == 1

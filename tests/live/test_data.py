@@ -1,6 +1,12 @@
 """Samples that the running service takes from the data of a task."""
 
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
 from rollout_client import RolloutClient
+from rollout_client.cli.app import app
 
 
 def test_a_request_plays_the_samples_that_the_pages_show(client: RolloutClient) -> None:
@@ -34,3 +40,15 @@ def test_groups_are_selected_of_the_data_in_their_order_through_all_epochs(clien
     assert played.groups.dropped == ({"reward_mean.ge": drawn - len(passing)} if drawn > len(passing) else {})
     [following] = played.next_samples_from
     assert (following.start, following.count) == (drawn, 2)
+
+
+def test_a_job_is_exported_as_rows_of_tokens(client: RolloutClient, service_url: str, tmp_path: Path) -> None:
+    samples = client.example_samples("math", count=2)
+    job = client.jobs.submit(samples, num_generations=2, sampling={"max_new_tokens": 4, "ignore_eos": True})
+    output = tmp_path / "rows.jsonl"
+    to_export = ["export", "--job", job.job_id, "--format", "tokens", "--output", str(output), "--url", service_url]
+    done = CliRunner().invoke(app, [*to_export, "--json"])
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["rows"] == 4
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [sum(label != -100 for label in row["labels"]) for row in rows] == [4] * 4

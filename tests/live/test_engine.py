@@ -132,7 +132,7 @@ RECIPES = [
 ]
 
 
-def test_greedy_generations_that_are_interrupted_anywhere_go_on_as_if_they_had_not_been(running: Running) -> None:
+def test_interrupted_greedy_generations_go_on_unchanged(running: Running) -> None:
     draw = random.Random(0)
 
     async def play() -> list[tuple[SampleResult, SampleResult, int]]:
@@ -155,7 +155,7 @@ def test_greedy_generations_that_are_interrupted_anywhere_go_on_as_if_they_had_n
             assert message.generation_logprobs == pytest.approx(expected.generation_logprobs, abs=0.05)
 
 
-def test_a_generation_that_new_weights_cut_goes_on_with_them_in_the_same_message(running: Running) -> None:
+def test_a_generation_cut_by_new_weights_goes_on_in_the_same_message(running: Running) -> None:
     engine = running.engine
     before = engine.weights.loaded.version
 
@@ -203,15 +203,13 @@ def test_the_text_of_a_special_token_ends_a_rollout_and_a_call(running: Running)
     assert logprobs == pytest.approx(list(generation.logprobs), abs=0.02)
 
 
-def test_an_unknown_weight_transfer_backend_is_refused_with_the_backends_that_exist(settings: EngineSettings) -> None:
+def test_an_unknown_weight_transfer_backend_is_refused_with_those_known(settings: EngineSettings) -> None:
     arguments = settings.engine_args() | {"weight_transfer_config": {"backend": "ncl"}}
     with pytest.raises(ValueError, match=r"backend: 'ncl' does not exist; vLLM has .*\bipc\b.*\bnccl\b"):
         asyncio.run(VLLMEngine.start(arguments))
 
 
-def test_after_a_swap_that_failed_halfway_the_engine_stays_paused_and_generates_no_token(
-    running: Running, tmp_path: Path
-) -> None:
+def test_after_a_swap_that_failed_halfway_the_engine_generates_no_token(running: Running, tmp_path: Path) -> None:
     """The last test: the engine cannot be used afterwards."""
     engine = running.engine
     before = engine.weights.loaded.version
@@ -225,11 +223,13 @@ def test_after_a_swap_that_failed_halfway_the_engine_stays_paused_and_generates_
             for number in range(4)
         ]
         async with asyncio.timeout(60):
-            while engine.load().ongoing_generations < len(generations):
+            while engine.load().kv_tokens < 20:
                 await asyncio.sleep(0.01)
         with pytest.raises(WeightsFailed, match="Attempted to load weight"):
             await engine.weights.swap(SwapOptions())
         assert (engine.weights.loaded.version, engine.weights.is_paused) == (before, True)
+        # Tokens are counted ten times a second, and those of the last step may be on their way.
+        await asyncio.sleep(0.5)
         there = engine.load().kv_tokens
         await asyncio.sleep(0.5)
         assert engine.load().kv_tokens == there

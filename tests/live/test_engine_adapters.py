@@ -26,7 +26,7 @@ from deployments.policy.weight_checks import layout_of
 from rollout_client.weights.safetensors_file import read_header
 from tests.paths import REPOSITORY, TINY_MODEL
 
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.long
 MODULE = "model.layers.0.self_attn.q_proj"
 MAPPED = [
     f"base_model.model.{MODULE}",

@@ -31,7 +31,7 @@ def next_version(client: RolloutClient) -> int:
     return version
 
 
-def test_a_checkpoint_and_a_delta_of_it_make_the_rollouts_and_a_damaged_delta_is_refused(
+def test_a_published_checkpoint_and_delta_are_used_and_a_damaged_one_not(
     client: RolloutClient, followed_folder: Path
 ) -> None:
     first = next_version(client)

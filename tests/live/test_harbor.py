@@ -1,37 +1,26 @@
 """The law of rollouts of Harbor's tasks: whatever is killed, none is lost or doubled, and no sandbox is left."""
 
 import asyncio
-import json
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from rich.console import Console
-from typer.testing import CliRunner
 
-from examples.task_configs import config_for
 from rollout_client import AsyncRolloutClient, Sampling
-from rollout_client.cli.app import app
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.errors import RolloutError
-from service.startup.local_service import local_service
 from tests.deployments.agents.harbor_rollouts import (
-    COMMAND,
     KILLED,
-    NAMES,
-    TASKS,
     processes_with,
     reward_of,
     sample_of,
     strike,
 )
 from tests.deployments.agents.test_harbor_program import works
-from tests.paths import REPOSITORY, SMALL_MODEL
 
 pytestmark = [
     pytest.mark.long,
@@ -48,16 +37,6 @@ STRUCK = {
 PAUSES_S = {"replica": 12.0, "ingress": 12.0}
 """Time in which another one takes the place of what was killed."""
 GONE_WITHIN_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    config = config_for(REPOSITORY / "serve_config.cpu.yaml", SMALL_MODEL, ("math",))
-    config.applications[0].args["sessions"] = {}
-    agent = {"harbor": {"tasks": str(TASKS)}, "command": COMMAND, "max_concurrent_runs": 6}
-    config.applications[0].args["environments"]["tasks"] = {"agent": agent}
-    with local_service(config, Console(stderr=True)) as service_url:
-        yield service_url
 
 
 class Rollouts:
@@ -101,12 +80,12 @@ class Rollouts:
                 self.changed += [number] if earlier.rewards != result.rewards else []
 
 
-def test_of_a_hundred_rollouts_under_kills_none_is_lost_or_doubled_and_no_sandbox_is_left(url: str) -> None:
+def test_under_kills_no_rollout_is_lost_or_doubled_and_no_sandbox_is_left(small_url: str) -> None:
     draw = random.Random(3)
     struck = Counter[str]()
 
     async def run() -> Rollouts:
-        async with AsyncRolloutClient(url, timeout_s=600) as client:
+        async with AsyncRolloutClient(small_url, timeout_s=600) as client:
             rollouts = Rollouts(client)
             playing = asyncio.ensure_future(rollouts.play())
             while not playing.done():
@@ -129,23 +108,3 @@ def test_of_a_hundred_rollouts_under_kills_none_is_lost_or_doubled_and_no_sandbo
     while left := list(processes_with(KILLED["sandbox"])):
         assert time.monotonic() - ended_at < GONE_WITHIN_S, left
         time.sleep(0.2)
-
-
-def test_an_evaluation_plays_each_task_once_and_is_written_as_a_job_of_harbor(url: str, tmp_path: Path) -> None:
-    """Samples of the service have no script, so that the agent fails, and what it has left is judged."""
-    job = tmp_path / "job"
-    options = ["--max-new-tokens", "8", "--results", str(job), "--format", "harbor", "--json", "--url", url]
-    done = CliRunner().invoke(app, ["eval", "tasks", *options])
-    assert done.exit_code == 0, done.stderr
-    [found] = json.loads(done.stdout)["pass_at_k"]
-    assert (found["prompts"], found["value"]) == (3, 0.0)
-    trials = [json.loads(path.read_text()) for path in job.glob("*/result.json")]
-    assert {trial["task_name"] for trial in trials} == {f"examples/{name}" for name in NAMES}
-    for trial in trials:
-        assert trial["verifier_result"] == {"rewards": {"reward": 0.0}}
-        assert trial["exception_info"]["exception_type"] == "RolloutAgentFailedError"
-        phases = [trial[name] for name in ("environment_setup", "agent_execution", "verifier")]
-        times = [phase[end] for phase in phases for end in ("started_at", "finished_at")]
-        assert trial["started_at"] <= times[0]
-        assert times == sorted(times)
-        assert trial["agent_result"]["n_output_tokens"] > 0

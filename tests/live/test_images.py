@@ -132,8 +132,8 @@ BLOCK = 128
 CUTS_S = [0.02, 0.01, 0.03, 0.02]
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))])
-def test_random_conversations_with_pictures_have_the_log_probabilities_of_transformers(
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (0, *range(2, 12)))])
+def test_conversations_with_pictures_have_the_logprobs_of_transformers(
     engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, seed: int
 ) -> None:
     running, loop = engine
@@ -145,7 +145,7 @@ def test_random_conversations_with_pictures_have_the_log_probabilities_of_transf
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))])
-def test_a_conversation_with_pictures_that_is_interrupted_anywhere_goes_on_as_if_it_had_not_been(
+def test_an_interrupted_conversation_with_pictures_goes_on_unchanged(
     engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, seed: int
 ) -> None:
     running, loop = engine
@@ -177,13 +177,6 @@ def differences_of_batch(
     logprobs = logits[:, :-1].log_softmax(-1).gather(2, tensors.input_ids[:, 1:, None])[..., 0]
     differences: torch.Tensor = (logprobs - tensors.generation_logprobs[:, 1:]) * tensors.loss_mask[:, 1:]
     return differences
-
-
-@pytest.mark.long
-def test_a_trainer_recomputes_the_log_probabilities_of_a_batch_of_rollouts_with_their_pictures(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path
-) -> None:
-    assert differences_of_batch(engine, images, folder, "right").abs().max() < NEAR
 
 
 def test_a_picture_is_read_once_and_its_tokens_are_those_of_each_tile(
@@ -218,7 +211,15 @@ def test_a_picture_that_prompts_go_on_showing_counts_as_used_in_the_store(
     assert images.read == names * 3
 
 
-def test_a_prompt_with_other_tokens_in_the_place_of_an_image_is_refused_and_the_engine_goes_on(
+def test_what_is_no_picture_is_refused(engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess) -> None:
+    running, loop = engine
+    names = loop.run(images.put([b"no picture", picture(64, 64, 80)[:300]]))
+    for name in names:
+        with pytest.raises(GenerationRejected, match=f"refuses image {name}"):
+            loop.run(running.image_tokens([name]))
+
+
+def test_other_tokens_in_the_place_of_an_image_are_refused(
     engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess
 ) -> None:
     running, loop = engine
@@ -264,15 +265,7 @@ def test_a_later_turn_finds_what_the_engine_has_computed_of_the_pictures(
     assert third == spans[2].start // BLOCK * BLOCK
 
 
-def test_what_is_no_picture_is_refused(engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess) -> None:
-    running, loop = engine
-    names = loop.run(images.put([b"no picture", picture(64, 64, 80)[:300]]))
-    for name in names:
-        with pytest.raises(GenerationRejected, match=f"refuses image {name}"):
-            loop.run(running.image_tokens([name]))
-
-
-def test_pushed_weights_of_language_and_vision_are_what_sees_the_pictures_from_then_on(
+def test_pushed_weights_of_language_and_vision_see_the_pictures(
     engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, tmp_path: Path
 ) -> None:
     running, loop = engine
@@ -301,7 +294,7 @@ def test_pushed_weights_of_language_and_vision_are_what_sees_the_pictures_from_t
         assert by_original < NEAR if state is original else by_original > 20 * NEAR
 
 
-def test_weights_that_are_pushed_beside_a_kept_prefix_cache_are_what_sees_pictures_that_were_seen_before(
+def test_weights_pushed_beside_a_kept_prefix_cache_see_known_pictures(
     engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, tmp_path: Path
 ) -> None:
     running, loop = engine

@@ -61,7 +61,7 @@ def engine(folder: Path, images: ImagesInProcess) -> Iterator[tuple[VLLMEngine, 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_prompt_and_its_inputs_are_what_the_processor_of_transformers_makes_of_its_text(
+def test_a_prompt_and_its_inputs_are_those_of_transformers_processor(
     family: str, images: ImagesInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on a GPU, which attends in all ways.
@@ -109,7 +109,7 @@ def processing_llm(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_conversations_interrupted_or_not_have_the_log_probabilities_of_transformers(
+def test_random_conversations_have_the_logprobs_of_transformers(
     engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, seed: int
 ) -> None:
     running, loop = engine

@@ -10,22 +10,17 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-import torch
-import yaml
 from safetensors.torch import load_file
 
 from benchmarks.reference_model import State, load, merged, perturbed, write_adapter
-from benchmarks.service_process import service_process
 from deployments.protocols.images import name_of_image
-from rollout_client import PolicyPusher, RequestRejected, RolloutClient, Sampling
+from rollout_client import PolicyPusher, RolloutClient, Sampling
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.results import resumed
 from rollout_client.tensors import images_shown
-from rollout_client.weights.layout import WeightsDoNotFit
-from service.startup.config import free_port
+from service.startup.config import free_port, read_config
 from tests.live.running_service import replicas
 from tests.live.seeing_environment import TURNS
-from tests.paths import REPOSITORY
+from tests.live.services import CONFIG, RUNNING, replicas_of
 from tests.vision_model import SeenByTransformers, picture, save_vision_model
 
 pytestmark = pytest.mark.long
@@ -44,28 +39,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(folder: Path) -> Iterator[str]:
-    served: dict[str, Any] = yaml.safe_load((REPOSITORY / "serve_config.cpu.yaml").read_text())
-    served["http_options"]["port"] = free_port()
-    [application] = served["applications"]
-    args = application["args"]
-    args["engine"] |= {"model": str(folder), "dtype": "float32", "max_model_len": 2000, "max_num_batched_tokens": 2000}
-    args["engine"] |= {"enable_lora": True, "enable_tower_connector_lora": True}
-    args |= {"images": {}, "sessions": {}}
-    args["environments"] = {
+def url(folder: Path) -> str:
+    environments: dict[str, Any] = {
         "seeing": {"import_path": "tests.live.seeing_environment:SeeingEnvironment"},
         "shown": {"agent": {"import_path": "tests.live.played_by_agents:shows_its_sample", "scored_by": "agent"}},
     }
-    application["deployments"] = [
-        {"name": "Ingress", "num_replicas": 1, "ray_actor_options": {"num_cpus": 0.2}},
-        {"name": "Generator", "num_replicas": 1},
-        {"name": "seeing", "num_replicas": 1, "ray_actor_options": {"num_cpus": 0.1}},
-    ]
-    with service_process(served, REPOSITORY) as (running, _):
-        yield running
+    config = read_config(CONFIG, port=free_port())
+    [application] = config.applications
+    application.args |= {"environments": environments, "images": {}, "sessions": {}}
+    application.args["engine"] |= {"model": str(folder), "dtype": "float32", "max_model_len": 2000}
+    application.args["engine"] |= {"max_num_batched_tokens": 2000, "num_cpus": 0.5}
+    application.args["engine"] |= {"enable_lora": True, "enable_tower_connector_lora": True}
+    application.deployments = replicas_of({"Ingress": 1, "Generator": 1, "seeing": 1})
+    return RUNNING.url("seeing", lambda: config)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(url: str) -> Iterator[RolloutClient]:
     with RolloutClient(url) as client:
         yield client
@@ -140,9 +129,7 @@ def rollout(client: RolloutClient, turns: int) -> SampleResult:
     return result
 
 
-def test_pictures_of_prompts_and_observations_are_in_the_log_by_name_with_their_ranges(
-    client: RolloutClient, folder: Path
-) -> None:
+def test_pictures_are_in_the_log_by_name_with_their_ranges(client: RolloutClient, folder: Path) -> None:
     name = client.upload_image(SMALL)
     assert name == name_of_image(SMALL)
     asked = sample(name, data_url(WIDE), name)
@@ -160,31 +147,6 @@ def test_pictures_of_prompts_and_observations_are_in_the_log_by_name_with_their_
     # The environment was told of those of the log before its last observation.
     assert result.answer == str(3 + 1 + 2 + 2)
     check(client, folder, result)
-
-
-def test_json_and_arrow_agree_and_lockstep_plays_as_async_does(client: RolloutClient, folder: Path) -> None:
-    samples = [sample(data_url(picture(64, 64, 5)), seed=seed) for seed in (10, 20)]
-    whole = client.rollout(samples, sampling=GREEDY, max_rollout_turns=3)
-    arrow = client.rollout_arrow(samples, sampling=GREEDY, max_rollout_turns=3)
-    lockstep = client.rollout(samples, sampling=GREEDY, max_rollout_turns=3, schedule="lockstep")
-    logs = [
-        [
-            [(message.role, list(message.token_ids), message.mm_ranges) for message in result.message_log]
-            for result in response.samples
-        ]
-        for response in (whole, arrow, lockstep)
-    ]
-    assert logs[0] == logs[1] == logs[2]
-    check(client, folder, *lockstep.samples)
-
-
-def test_a_log_that_was_returned_goes_on_as_if_it_had_not_been_cut(client: RolloutClient) -> None:
-    given = sample(data_url(picture(64, 64, 7)), seed=30)
-    [whole] = client.rollout([given], sampling=GREEDY, max_rollout_turns=TURNS).samples
-    [first] = client.rollout([given], sampling=GREEDY, max_rollout_turns=2).samples
-    [rest] = client.rollout([resumed(first)], sampling=GREEDY, max_rollout_turns=TURNS).samples
-    assert ids_of(rest) == ids_of(whole)
-    assert [message.mm_ranges for message in rest.message_log] == [message.mm_ranges for message in whole.message_log]
 
 
 def test_no_rollout_with_pictures_is_lost_when_the_engine_dies(client: RolloutClient, folder: Path) -> None:
@@ -228,9 +190,7 @@ def played_by_openai(client: RolloutClient, kill: str | None = None) -> SampleRe
         return sample
 
 
-def test_a_session_of_openais_client_has_the_ids_of_a_rollout_and_transformers_log_probabilities(
-    client: RolloutClient, folder: Path
-) -> None:
+def test_openais_client_has_a_rollouts_ids_and_transformers_logprobs(client: RolloutClient, folder: Path) -> None:
     played, sample = rollout(client, 2), played_by_openai(client)
     assert ids_of(sample)[:4] == ids_of(played)[:4]
     assert [message.mm_ranges for message in sample.message_log] == [
@@ -240,8 +200,7 @@ def test_a_session_of_openais_client_has_the_ids_of_a_rollout_and_transformers_l
     check(client, folder, sample)
 
 
-@pytest.mark.parametrize("streams", [False, True])
-def test_anthropics_client_shows_the_same(client: RolloutClient, streams: bool) -> None:
+def test_anthropics_client_shows_the_same(client: RolloutClient) -> None:
     with (
         client.sessions.open(sampling=OF_SESSION) as session,
         anthropic.Anthropic(base_url=session.anthropic_base_url, api_key=session.api_key) as model,
@@ -249,8 +208,6 @@ def test_anthropics_client_shows_the_same(client: RolloutClient, streams: bool) 
 
         def ask(messages: Any) -> Any:
             asked: Any = {"model": "any", "max_tokens": TOKENS, "messages": messages}
-            if not streams:
-                return model.messages.create(**asked).content
             with model.messages.stream(**asked) as stream:
                 return stream.get_final_message().content
 
@@ -261,7 +218,7 @@ def test_anthropics_client_shows_the_same(client: RolloutClient, streams: bool) 
     assert ids_of(sample) == ids_of(played_by_openai(client))
 
 
-def test_the_responses_api_and_a_call_outside_of_sessions_show_the_same_prompt(client: RolloutClient, url: str) -> None:
+def test_the_responses_api_and_a_call_without_session_show_one_prompt(client: RolloutClient, url: str) -> None:
     [prompt, *_] = ids_of(rollout(client, 1))
     parts = [text("Look at "), image_url(data_url(SMALL)), text(" and "), image_url(data_url(WIDE))]
     with (
@@ -305,24 +262,6 @@ def test_a_session_with_images_goes_on_as_if_nothing_had_died(client: RolloutCli
     assert ids_of(played_by_openai(client, kill=deployment)) == ids_of(whole)
 
 
-def test_a_call_with_images_goes_on_with_weights_that_are_pushed_meanwhile(client: RolloutClient, folder: Path) -> None:
-    long: Any = {"temperature": 0.0, "max_new_tokens": 1500, "ignore_eos": True}
-    with (
-        client.sessions.open(sampling=long) as session,
-        openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as model,
-    ):
-        messages: Any = [user(image_url(data_url(SMALL)), text("Tell a long story."))]
-        chunks = model.chat.completions.create(model="any", messages=messages, stream=True)
-        while not next(chunks).choices[0].delta.content:
-            pass
-        client.push_weights(folder / "model.safetensors")
-        assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
-        [sample] = session.samples()
-    assert len(sample.message_log[1].token_ids) == 1500
-    assert len(sample.message_log[1].weight_versions or ()) == 2
-    check(client, folder, sample)
-
-
 TOWERS = ("vision_model", "text_model")
 
 
@@ -337,7 +276,7 @@ def said_by(client: RolloutClient, folder: Path, weights: State) -> float:
     return seen.differences(result, pictures).abs().max().item()
 
 
-def test_what_is_pushed_of_either_tower_generates_whole_or_in_part_or_as_what_has_changed(
+def test_either_tower_is_pushed_whole_in_part_or_as_a_delta(
     client: RolloutClient, folder: Path, original: State
 ) -> None:
     weights = perturbed(original, seed=1)
@@ -359,21 +298,6 @@ def test_what_is_pushed_of_either_tower_generates_whole_or_in_part_or_as_what_ha
     assert said_by(client, folder, weights) < NEAR
 
 
-def test_weights_that_do_not_fit_the_vision_tower_are_refused_before_anything_is_sent(
-    client: RolloutClient, original: State
-) -> None:
-    name = "model.vision_model.embeddings.patch_embedding.weight"
-    with pytest.raises(WeightsDoNotFit, match=rf"nothing was sent\. Different: {name} has shape"):
-        client.push_weights(original | {name: original[name][:-1]})
-    with pytest.raises(WeightsDoNotFit, match=rf"nothing was sent\. Missing: {name}\."):
-        client.push_weights({each: tensor for each, tensor in original.items() if each != name})
-    unknown = original | {f"{name}s": 2 * original[name]}
-    with pytest.raises(WeightsDoNotFit, match=rf"nothing was sent\. Not known there: {name}s\."):
-        client.push_weights(unknown)
-    with pytest.raises(WeightsDoNotFit, match=rf"nothing was sent\. Not known there: {name}s\."):
-        client.push_weights(unknown, kind="partial")
-
-
 @pytest.mark.parametrize("tower", TOWERS)
 def test_an_adapter_of_either_tower_generates(
     client: RolloutClient, folder: Path, original: State, tmp_path: Path, tower: str
@@ -384,14 +308,3 @@ def test_an_adapter_of_either_tower_generates(
     client.push_weights(tmp_path / "adapter", kind="adapter", base=base)
     assert said_by(client, folder, original) > NEAR
     assert said_by(client, folder, merged(original, added)) < NEAR
-
-
-def test_a_vision_tower_that_is_not_finite_never_reaches_a_rollout(
-    client: RolloutClient, folder: Path, original: State
-) -> None:
-    broken = {
-        name: tensor * (torch.nan if "vision_model.post_layernorm" in name else 1) for name, tensor in original.items()
-    }
-    with pytest.raises(RequestRejected, match="NaN"):
-        client.push_weights(broken)
-    assert said_by(client, folder, original) < NEAR

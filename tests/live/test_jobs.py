@@ -5,7 +5,7 @@ The engine is a simulated one, whose tokens depend on the prompt alone: what is 
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,22 +14,17 @@ import httpx
 import psutil
 import pytest
 from ray import serve
-from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema
-from rich.console import Console
 
 from deployments.jobs.records import JobRecord
 from rollout_client import RolloutClient
 from rollout_client.contract.jobs import JobEvent
-from rollout_client.contract.rollouts import SampleInput
-from service.startup.config import free_port, read_config
-from service.startup.local_service import local_service
+from rollout_client.contract.rollouts import RolloutResponse, SampleInput, SampleResult
 from tests.live.following_environment import following
+from tests.live.running_service import ended_generations as generations
 from tests.live.running_service import replicas
-from tests.paths import REPOSITORY
+from tests.live.services import REPLICAS as INGRESSES
+from tests.live.services import SimulatedService
 
-INGRESSES = 2
-TURN_S = 0.15
-LEASE_S = 5.0
 GROUPS = 8
 LEAST_TURNS = 6
 TURNS = sum(range(LEAST_TURNS, LEAST_TURNS + GROUPS))
@@ -38,32 +33,10 @@ OPTIONS: dict[str, Any] = {"sampling": {"max_new_tokens": 4, "greedy": True}, "m
 UNTIL_S = 180.0
 
 
-def two_ingresses_config() -> Any:
-    config = read_config(REPOSITORY / "serve_config.scale.yaml", port=free_port())
-    [application] = config.applications
-    application.args["environments"] = {
-        "following": {"import_path": "tests.live.following_environment:FollowingEnvironment"}
-    }
-    application.args["engine"]["simulated"] |= {"time_to_first_token_s": TURN_S, "time_per_token_s": 0.0}
-    application.args["jobs"] = {"lease_s": LEASE_S}
-    replicas_of = {"Ingress": INGRESSES, "following": 1, "Generator": 1}
-    application.deployments = [
-        DeploymentSchema(name=name, num_replicas=count, ray_actor_options=RayActorOptionsSchema(num_cpus=0.1))
-        for name, count in replicas_of.items()
-    ]
-    return config
-
-
 @pytest.fixture(scope="module")
 def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """While this file is there, all games but the two shortest wait in the turn after the end of these two."""
     return tmp_path_factory.mktemp("jobs") / "gate"
-
-
-@pytest.fixture(scope="module")
-def two_ingresses() -> Iterator[RolloutClient]:
-    with local_service(two_ingresses_config(), Console(stderr=True)) as url, RolloutClient(url) as client:
-        yield client
 
 
 def samples(about: str, gate: Path) -> list[SampleInput]:
@@ -88,15 +61,9 @@ def until(holds: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def generations() -> int:
-    """How many the engine has ended so far."""
-    handle: Any = serve.get_deployment_handle("Generator", app_name="rollout")
-    return int(handle.ended_generations.remote().result())
-
-
 def newest_record() -> JobRecord:
     handle: Any = serve.get_deployment_handle("Jobs", app_name="rollout")
-    record: JobRecord = handle.records.remote("").result()[0]
+    record: JobRecord = handle.records.remote("admin").result()[0]
     return record
 
 
@@ -121,26 +88,26 @@ def body_of(about: str, gate: Path) -> str:
     return json.dumps({"samples": posted, **OPTIONS})
 
 
+def what_counts(sample: SampleResult) -> tuple[Any, ...]:
+    """What does not say how long it took."""
+    return sample.id, sample.status, sample.total_reward, sample.metrics, sample.message_log
+
+
 def played_from(answer: dict[str, Any]) -> list[Any]:
-    """What of each rollout does not say how long it took."""
-    return [
-        (sample["id"], sample["status"], sample["total_reward"], sample["metrics"], sample["message_log"])
-        for sample in answer["samples"]
-    ]
+    return list(map(what_counts, RolloutResponse.model_validate(answer).samples))
 
 
-def test_a_request_that_both_replicas_have_is_played_once_also_when_the_one_that_plays_it_is_killed(
-    two_ingresses: RolloutClient, gate: Path
+def test_a_request_at_both_replicas_is_played_once_also_if_one_is_killed(
+    simulated: SimulatedService, simulated_client: RolloutClient, gate: Path
 ) -> None:
-    client, body = two_ingresses, body_of("a", gate)
+    body, http = body_of("a", gate), simulated.http()
     before = generations()
-    undisturbed = httpx.post(f"{client.base_url}/rollout", content=body, timeout=None).json()
+    undisturbed = http.post("/rollout", content=body).json()
     assert generations() - before == TURNS
 
     def post() -> httpx.Response | httpx.HTTPError:
         try:
-            headers = {"idempotency-key": '"step-1"'}
-            return httpx.post(f"{client.base_url}/rollout", content=body, headers=headers, timeout=None)
+            return http.post("/rollout", content=body, headers={"idempotency-key": '"step-1"'})
         except httpx.HTTPError as error:
             return error
 
@@ -161,25 +128,25 @@ def test_a_request_that_both_replicas_have_is_played_once_also_when_the_one_that
     again = post()
     assert isinstance(again, httpx.Response)
     assert again.content == whole[0].content
-    until_all_ingresses_are_there(client)
+    until_all_ingresses_are_there(simulated_client)
 
 
-def test_a_stream_of_events_that_breaks_goes_on_at_the_other_replica_after_its_last_event(
-    two_ingresses: RolloutClient, gate: Path
+def test_a_broken_stream_of_events_goes_on_at_the_other_replica(
+    simulated: SimulatedService, simulated_client: RolloutClient, gate: Path
 ) -> None:
-    client = two_ingresses
+    client, http = simulated_client, simulated.http()
     undisturbed = client.rollout(samples("b", gate), **OPTIONS)
     gate.touch()
-    accepted = httpx.post(f"{client.base_url}/jobs", content=body_of("b", gate))
+    accepted = http.post("/jobs", content=body_of("b", gate))
     assert accepted.status_code == 202
-    place = client.base_url + accepted.headers["location"]
+    place = accepted.headers["location"]
     job_id = accepted.json()["job_id"]
     before = generations()
 
     def events_of_one_stream(after: int) -> list[JobEvent]:
         events: list[JobEvent] = []
         try:
-            with httpx.stream("GET", f"{place}/events", params={"after": after}, timeout=None) as response:
+            with http.stream("GET", f"{place}/events", params={"after": after}) as response:
                 for line in filter(None, response.iter_lines()):
                     # One by one: those before a break count.
                     event = JobEvent.model_validate_json(line)
@@ -214,7 +181,3 @@ def test_a_stream_of_events_that_breaks_goes_on_at_the_other_replica_after_its_l
     assert whole[-1].summary.metrics["total_turns"] == TURNS
     assert generations() - before <= TURNS + GROUPS
     until_all_ingresses_are_there(client)
-
-
-def what_counts(sample: Any) -> tuple[Any, ...]:
-    return sample.id, sample.status, sample.total_reward, sample.metrics, sample.message_log

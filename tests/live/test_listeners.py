@@ -24,7 +24,7 @@ def open_to_others(client: RolloutClient) -> dict[Listener, Answers]:
     return {listener: answers_of(listener) for listener in listeners() if not listener.is_on_loopback}
 
 
-def test_every_listener_off_loopback_refuses_calls_without_a_token_or_has_metrics_only(
+def test_a_listener_off_loopback_refuses_strangers_or_has_metrics_only(
     open_to_others: dict[Listener, Answers],
 ) -> None:
     assert len(open_to_others) > 5

@@ -4,11 +4,14 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.paths import REPOSITORY
 
 CLASSES = {"interactive", "groups", "multi-turn", "streaming"}
 
 
+@pytest.mark.long
 def test_every_class_of_users_plays_on_the_service(service_url: str) -> None:
     command = [
         *(sys.executable, "-m", "locust", "-f", "clients/locustfile.py", "--headless", "--host", service_url),

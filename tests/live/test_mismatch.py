@@ -33,7 +33,7 @@ def report(client: RolloutClient, results: Sequence[SampleResult], logprobs: lis
     return answers[-1]
 
 
-def test_a_ledger_that_is_fed_with_the_services_own_scores_shows_a_ratio_of_1(
+def test_a_ledger_fed_with_the_services_own_scores_shows_a_ratio_of_1(
     client: RolloutClient, played: list[SampleResult]
 ) -> None:
     scores = client.score([token_ids_of(result) for result in played]).scores
@@ -45,7 +45,7 @@ def test_a_ledger_that_is_fed_with_the_services_own_scores_shows_a_ratio_of_1(
     assert set(ledger.by["replica"]) == {one.replica for result in played for one in generations(client, result)}
 
 
-def test_the_story_of_a_rollout_divides_its_time_into_queue_engines_and_steps(
+def test_a_record_divides_the_time_into_queue_engines_and_steps(
     client: RolloutClient, played: list[SampleResult]
 ) -> None:
     for result in played:
@@ -70,10 +70,6 @@ def shifted(model: Any, ids: list[int]) -> torch.Tensor:
     return logprobs_of(model, ids).roll(1)
 
 
-def without_the_prompt(model: Any, ids: list[int]) -> torch.Tensor:
-    return logprobs_of(model, [1] * 40 + ids[40:])
-
-
 def of_other_weights(_: Any, ids: list[int]) -> torch.Tensor:
     return logprobs_of(model_of(perturbed(41)), ids)
 
@@ -94,14 +90,3 @@ def test_a_trainer_that_is_wrong_in_one_way_is_told_which(
     answer = report(client, played, [trainer(model, token_ids_of(result)) for result in played])
     assert [cause.kind for cause in answer.causes] == [kind]
     assert kind in [cause.kind for cause in client.mismatch().causes]
-
-
-def test_a_mask_and_tokens_that_are_not_the_logs_are_told(client: RolloutClient, played: list[SampleResult]) -> None:
-    model = model_of(tiny_state())
-    ids = [token_ids_of(result) for result in played]
-    logprobs = [logprobs_of(model, own) for own in ids]
-    masks = [[1] * (len(own) - 1) for own in ids]
-    others = [[own[0], own[1] + 1, *own[2:]] for own in ids]
-    answer = report(client, played, logprobs, masks=masks, token_ids=others)
-    assert {cause.kind for cause in answer.causes} == {"missing_mask", "other_tokens"}
-    assert 1 <= answer.mean_ratio < 1.02

@@ -12,17 +12,12 @@ from benchmarks.reference_model import State, merged
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import Sampling
 from rollout_client.errors import RequestRejected
-from rollout_client.weights.file_tensors import RankTooHigh
 from tests.live.forward_pass import (
     adapter_folder,
-    logprob_differences,
-    model_of,
-    of_other_weights,
     perturbed,
     tiny_state,
 )
 from tests.live.played_with_weights import (
-    LONG_GAMES_TOLERANCE,
     assert_of_weights,
     play,
     versions_of,
@@ -89,9 +84,7 @@ def test_a_version_is_demanded_and_scored_by_its_name(client: RolloutClient) -> 
     assert rejected.value.problem.status == 409
 
 
-def test_a_text_completion_is_made_by_the_policy_and_version_that_its_address_names(
-    client: RolloutClient, service_url: str
-) -> None:
+def test_a_completion_is_made_by_the_policy_and_version_in_its_address(client: RolloutClient, service_url: str) -> None:
     label, sequence = current(client, "run-b"), [5, 17, 8, 31]
     number = int(label.rpartition("/")[2])
     address = f"{service_url}/v1/completions?policy=run-b"
@@ -103,51 +96,6 @@ def test_a_text_completion_is_made_by_the_policy_and_version_that_its_address_na
     assert choice["logprobs"]["token_logprobs"][1:4] == pytest.approx(scored.logprobs[1:], abs=0.06)
     unknown = httpx.post(f"{service_url}/v1/completions?policy=run-d", json=body, timeout=60)
     assert (unknown.status_code, unknown.json()["type"]) == (404, "urn:rollout:problem:policy-unknown")
-
-
-def test_a_rollout_goes_on_with_the_next_version_of_its_policy(
-    client: RolloutClient, base: State, folders: dict[str, tuple[Path, State]], tmp_path: Path
-) -> None:
-    added = adapter_folder(tmp_path / "next", seed=9)
-    before = current(client, "run-c")
-    sampling = Sampling(max_new_tokens=100, ignore_eos=True)
-    with ThreadPoolExecutor(1) as thread:
-        samples = client.example_samples("sliding_puzzle", 16, seed=3)
-        options: dict[str, Any] = {"sampling": sampling, "max_rollout_turns": 6, "policy": {"name": "run-c"}}
-        playing = thread.submit(client.rollout, samples, **options)
-        wait_until_generating(playing, 16)
-        after = client.push_weights(tmp_path / "next", kind="adapter", name="run-c").label
-        results = playing.result().samples
-    assert [result.error for result in results] == [None] * 16
-    assert versions_of(results) == {before, after}
-    assert {len(m.weight_versions or ()) for result in results for m in result.message_log} <= {0, 1}
-    of_label = {before: merged(base, folders["run-c"][1]), after: merged(base, added)}
-    models = {label: model_of(state) for label, state in of_label.items()}
-    for label, difference in logprob_differences(results, models).items():
-        assert difference.mean().item() <= LONG_GAMES_TOLERANCE, label
-    assert of_other_weights(results, models) == []
-    assert versions_of(play(client, 4, policy={"name": "run-c"}).samples) == {after}
-    # A policy beside it has not changed.
-    assert_of_weights(
-        play(client, policy={"name": "run-a"}).samples,
-        current(client, "run-a"),
-        merged(base, folders["run-a"][1]),
-    )
-
-
-def test_a_name_that_is_not_known_and_an_adapter_that_cannot_be_used_are_refused(
-    client: RolloutClient, tmp_path: Path
-) -> None:
-    with pytest.raises(RequestRejected, match="there is no policy of this name; there are run-a/") as rejected:
-        play(client, 1, policy={"name": "run-d"})
-    assert rejected.value.problem.status == 404
-    adapter_folder(tmp_path / "other", seed=1, prefix="base_model.model.lm.")
-    with pytest.raises(RequestRejected, match=r"has no module lm\.model\.layers\.0\.self_attn\.o_proj"):
-        client.push_weights(tmp_path / "other", kind="adapter", name="run-d")
-    assert "run-d" not in [state.name for state in client.policy.state().named]
-    adapter_folder(tmp_path / "adapter", seed=1, rank=16)
-    with pytest.raises(RankTooHigh, match="its rank is 16, and the engines take at most 8: raise max_lora_rank"):
-        client.push_weights(tmp_path / "adapter", kind="adapter", name="run-d")
 
 
 def test_a_dropped_policy_ends_the_rollouts_that_need_more_of_it(client: RolloutClient, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Weights on a cluster of several nodes, which are on one machine: fetched once a node, and nothing stays behind."""
+"""Weights on a cluster of several nodes, which are on one machine: fetched once a node."""
 
 import hashlib
 from collections import defaultdict
@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from tests.live.cluster_programs import findings_of
 from tests.live.mapped_generators import REPLICAS_PER_NODE
 
-PUSHING_S = 20
 TIMEOUT_S = 240
 pytestmark = pytest.mark.long
 
@@ -23,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def findings(folder: Path) -> dict[str, Any]:
-    return findings_of("tests.live.weights_on_nodes", str(folder), str(PUSHING_S), timeout_s=TIMEOUT_S)
+    return findings_of("tests.live.weights_on_nodes", str(folder), timeout_s=TIMEOUT_S)
 
 
 def by_node(held: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -41,7 +40,7 @@ def test_a_push_reaches_replicas_on_both_nodes_and_each_node_maps_one_file(findi
     assert {replica["version"] for replica in findings["held"]} == {len(findings["updates"])}
 
 
-def test_the_other_node_fetches_the_bytes_of_a_version_once_and_the_node_of_the_store_never(
+def test_another_node_fetches_a_version_once_and_the_stores_node_never(
     findings: dict[str, Any],
 ) -> None:
     for update in findings["updates"]:
@@ -50,42 +49,12 @@ def test_the_other_node_fetches_the_bytes_of_a_version_once_and_the_node_of_the_
         assert fetched == [0] * (2 * REPLICAS_PER_NODE - 1) + [findings["size_bytes"]]
 
 
-def test_a_delta_is_fetched_as_a_delta_and_applied_once_on_each_node(findings: dict[str, Any]) -> None:
-    update, delta_bytes = findings["delta_update"], findings["delta_bytes"]
-    assert [replica["status"] for replica in update] == ["swapped"] * 2 * REPLICAS_PER_NODE
-    assert sorted(replica["fetched_bytes"] for replica in update) == [0] * (2 * REPLICAS_PER_NODE - 1) + [delta_bytes]
-    assert sorted(replica["read_bytes"] for replica in update) == [0] * (2 * REPLICAS_PER_NODE - 2) + [delta_bytes] * 2
-    held = findings["held_after_delta"]
-    assert {replica["sha256"] for replica in held} == {findings["delta_sha256"]}
-    assert [len({replica["inode"] for replica in replicas}) for replicas in by_node(held).values()] == [1, 1]
-
-
-def test_after_many_pushes_shared_memory_disk_and_descriptors_are_where_they_were_after_three(
-    findings: dict[str, Any],
-) -> None:
-    before, after, size = findings["before"], findings["after"], findings["size_bytes"]
-    assert findings["pushes"] >= 10
-    assert after["shared_memory"] - before["shared_memory"] < size / 4
-    assert after["disk"] - before["disk"] < size / 4
-    assert after["descriptors"] - before["descriptors"] <= 4
-
-
-def test_the_heap_grows_by_less_than_a_fourth_of_a_version_with_each_push_once_every_replica_has_fetched(
-    findings: dict[str, Any],
-) -> None:
-    """A bound for leaks. The allocator keeps some ranges of each process, which come and go."""
-    pushes = findings["pushes"] - findings["pushes_between"]
-    assert pushes >= 5
-    growth = findings["after"]["heap"] - findings["between"]["heap"]
-    assert growth < max(pushes / 4, 4) * findings["size_bytes"]
-
-
 def test_replicas_of_a_node_that_comes_late_fetch_from_replicas_that_serve(
     findings: dict[str, Any], folder: Path
 ) -> None:
     late = by_node(findings["held_late"])
     assert [len(replicas) for replicas in late.values()] == [REPLICAS_PER_NODE] * 3
     assert len({replica["sha256"] for replica in findings["held_late"]}) == 1
-    stored = folder / "policy" / "versions" / f"{findings['pushes']}.safetensors"
+    stored = folder / "policy" / "versions" / f"{len(findings['updates'])}.safetensors"
     assert hashlib.sha256(stored.read_bytes()).hexdigest() == findings["held_late"][0]["sha256"]
-    assert load_file(stored)["weight"][0].item() == findings["pushes"]
+    assert load_file(stored)["weight"][0].item() == len(findings["updates"])

@@ -1,6 +1,6 @@
 """New weights for the running service: what every token is of then, and what refuses to become current."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,8 @@ from safetensors.torch import save, save_file
 
 from benchmarks.reference_model import merged
 from rollout_client import PolicyPusher, RolloutClient
-from rollout_client.contract.policy import PolicyState
 from rollout_client.contract.rollouts import SampleResult, Sampling
-from rollout_client.errors import RequestRejected
 from rollout_client.weights.checksum import Checksum
-from rollout_client.weights.file_tensors import RankTooHigh
 from tests.live.following_environment import following
 from tests.live.forward_pass import (
     adapter_folder,
@@ -37,6 +34,8 @@ from tests.live.played_with_weights import (
 from tests.live.running_service import replicas
 
 NORM = "model.norm.weight"
+BABBLING = Sampling(temperature=1.5, max_new_tokens=96, ignore_eos=True)
+"""Hot enough for long generations."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,11 +45,7 @@ def leaves_the_original_weights(client: RolloutClient) -> Iterator[None]:
 
 
 def put(client: RolloutClient, version: int, **options: Any) -> httpx.Response:
-    return httpx.put(f"{base_url(client)}/policy/versions/{version}", timeout=60, **options)
-
-
-def base_url(client: RolloutClient) -> str:
-    return client.base_url
+    return httpx.put(f"{client.base_url}/policy/versions/{version}", timeout=60, **options)
 
 
 def next_version(client: RolloutClient) -> int:
@@ -84,19 +79,10 @@ def test_the_policy_says_what_is_current_and_what_each_replica_holds(client: Rol
     assert after.replicas[0].checksum not in (None, before.replicas[0].checksum)
 
 
-def test_equal_weights_have_equal_checksums_in_the_engine(client: RolloutClient) -> None:
-    checksums = []
-    for state in (perturbed(3), perturbed(4), perturbed(3)):
-        client.push_weights(state)
-        assert [replica.checksum for replica in client.policy.state().replicas] == [None]
-        checksums += [replica.checksum for replica in client.policy.state(CHECKSUMS_WITHIN_S).replicas]
-    assert checksums[0] == checksums[2] != checksums[1]
-
-
-def test_a_push_during_256_running_samples_loses_none_and_each_token_says_its_weights(client: RolloutClient) -> None:
+def test_a_push_during_128_rollouts_loses_none_and_tokens_name_weights(client: RolloutClient) -> None:
     old, new = perturbed(5), perturbed(6)
     before = client.push_weights(old).version
-    games = client.example_samples("sliding_puzzle", 256, seed=3)
+    games = client.example_samples("sliding_puzzle", 128, seed=3)
     # Hot enough to babble: most generations are long, and many are under way when the weights change.
     sampling = Sampling(temperature=1.5, max_new_tokens=96)
     results: list[SampleResult] = []
@@ -104,8 +90,8 @@ def test_a_push_during_256_running_samples_loses_none_and_each_token_says_its_we
         results.append(next(iter(rollouts)))
         after = client.push_weights(new).version
         results.extend(rollouts)
-    assert len(results) == 256
-    assert [result.error for result in results] == [None] * 256
+    assert len(results) == 128
+    assert [result.error for result in results] == [None] * 128
     models = {str(before): model_of(old), str(after): model_of(new)}
     differences = logprob_differences(results, models, temperature=1.5)
     for version, difference in differences.items():
@@ -122,7 +108,7 @@ def test_a_push_during_256_running_samples_loses_none_and_each_token_says_its_we
 
 
 @pytest.mark.parametrize(("mode", "goes_on"), [("wait", False), ("abort", True)])
-def test_generations_under_way_may_be_waited_for_or_go_on_with_the_new_weights(
+def test_generations_are_waited_for_or_go_on_with_the_new_weights(
     client: RolloutClient, mode: Any, goes_on: bool
 ) -> None:
     before = client.policy.state().current
@@ -186,25 +172,19 @@ def test_an_upload_goes_on_where_it_broke_off(client: RolloutClient) -> None:
     assert "1000000 bytes have arrived; go on from there" in misplaced.json()["detail"]
     replicas("Policy")[0].kill()
     client.wait_until_ready()
-    arrived = httpx.get(f"{base_url(client)}/policy/versions/{version}/upload", timeout=60)
+    arrived = httpx.get(f"{client.base_url}/policy/versions/{version}/upload", timeout=60)
     while arrived.status_code == 503:
-        arrived = httpx.get(f"{base_url(client)}/policy/versions/{version}/upload", timeout=60)
+        arrived = httpx.get(f"{client.base_url}/policy/versions/{version}/upload", timeout=60)
     state_of_upload = arrived.json()
     assert state_of_upload["received_bytes"] == 1_000_000
     assert put_chunk(second, 1_000_000).status_code == 200
     assert_of_weights(play(client).samples, version, state)
 
 
-def weights_of(state: PolicyState) -> PolicyState:
-    """Without the uploads."""
-    return state.model_copy(update={"uploads": []})
-
-
-@pytest.mark.parametrize("prefix", ["base_model.model.", "base_model.model._orig_mod.", "module.base_model.model."])
-def test_an_adapter_is_a_version_on_top_of_the_full_weights(client: RolloutClient, tmp_path: Path, prefix: str) -> None:
+def test_an_adapter_is_a_version_on_top_of_the_full_weights(client: RolloutClient, tmp_path: Path) -> None:
     state = perturbed(12)
     base = client.push_weights(state).version
-    added = adapter_folder(tmp_path / "adapter", seed=1, prefix=prefix)
+    added = adapter_folder(tmp_path / "adapter", seed=1, prefix="module.base_model.model.")
     update = client.push_weights(tmp_path / "adapter", kind="adapter", base=base)
     assert (update.base, update.warnings) == (base, [])
     assert_of_weights(play(client).samples, update.version, merged(state, added))
@@ -212,22 +192,7 @@ def test_an_adapter_is_a_version_on_top_of_the_full_weights(client: RolloutClien
     assert_of_weights(play(client).samples, full.version, state)
 
 
-def test_a_fresh_adapter_is_served_and_one_for_other_weights_is_refused(client: RolloutClient, tmp_path: Path) -> None:
-    state = perturbed(12)
-    base = client.push_weights(state).version
-    adapter_folder(tmp_path / "fresh", seed=1, scale=0.0)
-    update = client.push_weights(tmp_path / "fresh", kind="adapter", base=base)
-    [unseen] = update.warnings
-    assert "changes no log-probability of the canary: it is zero" in unseen
-    assert_of_weights(play(client).samples, update.version, state)
-    with pytest.raises(RequestRejected, match=f"others are current, version {base}") as rejected:
-        client.push_weights(tmp_path / "fresh", kind="adapter", base=0)
-    assert rejected.value.problem.status == 409
-
-
-def test_generations_end_with_their_adapter_however_many_newer_ones_have_come(
-    client: RolloutClient, tmp_path: Path
-) -> None:
+def test_generations_end_with_their_adapter_after_newer_ones_have_come(client: RolloutClient, tmp_path: Path) -> None:
     base = perturbed(16)
     client.push_weights(base)
     added = [adapter_folder(tmp_path / str(seed), seed) for seed in range(4)]
@@ -245,15 +210,6 @@ def test_generations_end_with_their_adapter_however_many_newer_ones_have_come(
     assert_of_weights(results, first, merged(base, added[0]))
 
 
-def test_an_adapter_that_the_engine_cannot_take_is_refused(client: RolloutClient, tmp_path: Path) -> None:
-    before = client.policy.state()
-    assert (client.policy.layout().max_lora_rank, client.info().limits["max_lora_rank"]) == (8, 8)
-    adapter_folder(tmp_path / "adapter", seed=1, rank=16)
-    with pytest.raises(RankTooHigh, match="its rank is 16, and the engines take at most 8: raise max_lora_rank"):
-        client.push_weights(tmp_path / "adapter", kind="adapter")
-    assert weights_of(client.policy.state()) == weights_of(before)
-
-
 def test_a_rollout_waits_for_the_weights_that_it_demands(client: RolloutClient) -> None:
     version = next_version(client)
     with ThreadPoolExecutor(1) as thread:
@@ -262,7 +218,7 @@ def test_a_rollout_waits_for_the_weights_that_it_demands(client: RolloutClient) 
         assert versions_of(waiting.result().samples) == {str(version)}
 
 
-def test_an_update_in_the_middle_cuts_off_what_is_stale_and_fails_what_demands_the_old_version(
+def test_an_update_cuts_off_stale_rollouts_and_fails_demands_of_the_old(
     client: RolloutClient,
 ) -> None:
     before = client.push_weights(perturbed(14)).version
@@ -287,3 +243,49 @@ def test_an_update_in_the_middle_cuts_off_what_is_stale_and_fails_what_demands_t
     assert len(errors) == 16
     metrics = playing["stale"].result().metrics
     assert metrics == {"histogram/staleness": [], "stale_rate": 1.0}
+
+
+LARGEST_BFLOAT16 = torch.finfo(torch.bfloat16).max
+
+
+def push_overflowing(client: RolloutClient, _folder: Path) -> None:
+    """Finite weights, which the checks accept; the logits are infinite."""
+    state = tiny_state()
+    client.push_weights(state | {NORM: torch.full_like(state[NORM], LARGEST_BFLOAT16)})
+
+
+def push_dora(client: RolloutClient, folder: Path) -> None:
+    """The service knows nothing of it; vLLM refuses it."""
+    adapter_folder(folder / "adapter", seed=1, use_dora=True)
+    client.push_weights(folder / "adapter", kind="adapter")
+
+
+@pytest.mark.parametrize(
+    ("push", "says"),
+    [
+        (push_dora, "the engine cannot take them: .*vLLM does not yet support DoRA"),
+        (push_overflowing, "could not generate with them and went back: GenerationNotFinite"),
+    ],
+)
+def test_a_version_that_the_engine_refuses_costs_no_sample_and_no_replica(
+    client: RolloutClient, tmp_path: Path, push: Callable[[RolloutClient, Path], None], says: str
+) -> None:
+    good = perturbed(41)
+    client.push_weights(good)
+    before = client.policy.state(CHECKSUMS_WITHIN_S)
+    games = client.example_samples("sliding_puzzle", 32, seed=3)
+    # No retries: what a trial interrupts is nobody's failure.
+    options: dict[str, Any] = {"sampling": BABBLING, "max_rollout_turns": 4, "sample_retries": 0}
+    with ThreadPoolExecutor(1) as thread:
+        playing = thread.submit(client.rollout, games, **options)
+        with pytest.raises(Exception, match=says):
+            push(client, tmp_path)
+        played = playing.result()
+    assert [sample.error for sample in played.samples] == [None] * len(played.samples)
+    assert versions_of(played.samples) == {str(before.current)}
+    after = client.policy.state(CHECKSUMS_WITHIN_S)
+    assert after.current == before.current
+    assert [(each.replica_id, each.checksum) for each in after.replicas] == [
+        (each.replica_id, each.checksum) for each in before.replicas
+    ]
+    assert_of_weights(play(client).samples, before.current, good)

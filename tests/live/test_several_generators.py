@@ -96,7 +96,7 @@ def played(client: RolloutClient, samples: list[SampleInput], num_generations: i
     return looked_up, found
 
 
-def test_each_turn_after_the_first_finds_its_prefix_and_the_replicas_get_as_much(client: RolloutClient) -> None:
+def test_each_later_turn_finds_its_prefix_and_replicas_get_as_much(client: RolloutClient) -> None:
     samples = 32
     looked_up, found = played(client, conversations(samples, first_id=0))
     assert sum(found) >= samples * (TURNS - 1) * FOUND_A_TURN
@@ -121,9 +121,7 @@ def test_a_replica_that_started_after_a_transfer_has_its_weights(client: Rollout
     assert_of_weights(play(client, 64).samples, version, perturbed(14))
 
 
-def test_a_replica_that_dies_during_an_update_is_replaced_with_the_new_weights(
-    client: RolloutClient, version: int
-) -> None:
+def test_a_replica_that_dies_during_an_update_returns_with_new_weights(client: RolloutClient, version: int) -> None:
     old, young = replicas("Generator")
     sampling = Sampling(temperature=2.0, max_new_tokens=800)
     with client.stream(client.example_samples("math", 128, seed=6), sampling=sampling, sample_retries=20) as rollouts:
@@ -145,7 +143,7 @@ def test_a_replica_that_dies_during_an_update_is_replaced_with_the_new_weights(
     wait_for_replicas(client, REPLICAS, version + 1)
 
 
-def test_a_replica_that_is_shut_down_hands_its_generations_over_with_their_tokens(
+def test_a_replica_that_is_shut_down_hands_its_generations_over(
     client: RolloutClient, service_config: ServeDeploySchema
 ) -> None:
     """The last test: it leaves one replica."""

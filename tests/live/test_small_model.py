@@ -1,21 +1,17 @@
 """The embedded model with tools and thoughts, on a real engine with the parsers of its format."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from examples.task_configs import config_for
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import RolloutResponse, Sampling
-from service.startup.local_service import local_service
 from tests.live.forward_pass import logprob_differences
 from tests.live.played_with_weights import LOGPROB_TOLERANCE
-from tests.paths import REPOSITORY, SMALL_MODEL
+from tests.paths import SMALL_MODEL
 
 SAMPLES = 16
 SOLVED_SHARE = 0.2
@@ -25,10 +21,8 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[RolloutClient]:
-    config = config_for(REPOSITORY / "serve_config.cpu.yaml", SMALL_MODEL, ("tool_calls", "retrieval", "math"))
-    with local_service(config, Console(stderr=True)) as url, RolloutClient(url) as rollout_client:
-        yield rollout_client
+def client(small_client: RolloutClient) -> RolloutClient:
+    return small_client
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +64,7 @@ def test_log_probabilities_over_turns_with_tools_are_those_of_transformers(clien
     assert_as_by_transformers(response)
 
 
-def test_a_prompt_of_nearly_all_its_context_has_the_log_probabilities_of_transformers(client: RolloutClient) -> None:
+def test_a_prompt_of_nearly_all_its_context_has_transformers_logprobs(client: RolloutClient) -> None:
     message = {"role": "user", "content": f"{'. ' * (FILLER_TOKENS // 2)}What is 2 + 3?"}
     sample = {"task_name": "math", "messages": [message], "extra_env_info": {"ground_truth": "5"}}
     response = client.rollout([sample], sampling=Sampling(max_new_tokens=16, seed=1))

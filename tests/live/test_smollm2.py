@@ -13,9 +13,9 @@ from examples.task_configs import config_for, tasks_of
 from models.smollm2.recipe import made
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import RolloutResponse, Sampling
-from service.startup.local_service import local_service
 from tests.live.forward_pass import logprob_differences
-from tests.paths import REPOSITORY, SMOLLM2
+from tests.live.services import CONFIG, RUNNING
+from tests.paths import SMOLLM2
 
 SAMPLES = 16
 NUM_GENERATIONS = 2
@@ -26,10 +26,9 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[RolloutClient]:
-    console = Console(stderr=True)
-    made(console)
-    config = config_for(REPOSITORY / "serve_config.cpu.yaml", SMOLLM2, tasks_of(SMOLLM2))
-    with local_service(config, console) as url, RolloutClient(url) as rollout_client:
+    made(Console(stderr=True))
+    url = RUNNING.url("smollm2", lambda: config_for(CONFIG, SMOLLM2, tasks_of(SMOLLM2)))
+    with RolloutClient(url) as rollout_client:
         yield rollout_client
 
 

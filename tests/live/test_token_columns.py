@@ -113,7 +113,7 @@ def check_numbers(result: SampleResult, logprobs: torch.Tensor) -> int:
 
 
 @pytest.mark.parametrize("sampling", [{}, {"top_k": 5}, {"top_k": 40, "top_p": 0.6}, {"top_k": 30, "min_p": 0.3}])
-def test_a_trainer_recomputes_the_log_probabilities_within_the_tokens_that_could_be_sampled(
+def test_a_trainer_recomputes_the_logprobs_within_the_sampled_distribution(
     engine: tuple[VLLMEngine, asyncio.Runner], folder: Path, sampling: dict[str, Any]
 ) -> None:
     running, loop = engine
@@ -125,9 +125,7 @@ def test_a_trainer_recomputes_the_log_probabilities_within_the_tokens_that_could
         assert check_numbers(result, logprobs_of_next(random_model(FAMILY, 0), ids, TEMPERATURE)) == 80
 
 
-def test_the_experts_of_all_tokens_but_the_last_one_come_back_where_the_engine_returns_them(
-    engine: tuple[VLLMEngine, asyncio.Runner], folder: Path
-) -> None:
+def test_experts_of_all_tokens_but_the_last_come_back(engine: tuple[VLLMEngine, asyncio.Runner], folder: Path) -> None:
     running, loop = engine
     assert running.describe().returns_experts is ON_GPU_RUNNER
     options = SamplingOptions(temperature=TEMPERATURE, ignore_eos=True, seed=1)

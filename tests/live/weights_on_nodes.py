@@ -1,10 +1,9 @@
-"""Pushes versions to replicas on several nodes of one machine, and prints what they got and what stayed behind.
+"""Pushes versions to replicas on several nodes of one machine, and prints what they got.
 
-`python -m tests.live.weights_on_nodes FOLDER SECONDS`; the last line is JSON, the fields of `Findings`. It is a
+`python -m tests.live.weights_on_nodes FOLDER`; the last line is JSON, the fields of `Findings`. It is a
 program, because Ray and Serve read their environment when they are imported.
 """
 
-import hashlib
 import json
 import os
 import sys
@@ -13,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 import torch
 from ray import serve
@@ -22,7 +20,6 @@ from safetensors.torch import save_file
 
 from deployments.policy.settings import PolicySettings
 from rollout_client.contract.policy import PushOptions
-from rollout_client.weights.checksum import file_checksum
 from service.startup.local_service import require_cluster_token
 from tests.live.mapped_generators import REPLICAS_PER_NODE, STORE, build, handle_of
 
@@ -34,16 +31,6 @@ NODE: dict[str, Any] = {"num_cpus": 4, "object_store_memory": 200 * 2**20}
 
 
 @dataclass
-class Usage:
-    """What the service uses, in bytes; descriptors are counted."""
-
-    shared_memory: int
-    disk: int
-    heap: int
-    descriptors: int
-
-
-@dataclass
 class Findings:
     size_bytes: int = 0
     store_node: str = ""
@@ -51,24 +38,11 @@ class Findings:
     """Of the first pushes: what each replica reported."""
     held: list[dict[str, Any]] = field(default_factory=list)
     """By each replica after the first pushes."""
-    delta_bytes: int = 0
-    delta_sha256: str = ""
-    """Of the file of full weights that the delta makes."""
-    delta_update: list[dict[str, Any]] = field(default_factory=list)
-    """Of a delta that followed them: what each replica reported."""
-    held_after_delta: list[dict[str, Any]] = field(default_factory=list)
-    pushes: int = 0
-    """All of them; `after` is measured after them."""
-    pushes_between: int = 0
-    before: Usage | None = None
-    """After the first pushes."""
-    between: Usage | None = None
-    after: Usage | None = None
     held_late: list[dict[str, Any]] = field(default_factory=list)
     """By each replica after a node was added."""
 
 
-def main(folder: Path, seconds: float) -> Findings:
+def main(folder: Path) -> Findings:
     findings = Findings()
     model, roots = folder / "model", folder / "pushed"
     write_weights(model / "model.safetensors", 0)
@@ -88,21 +62,6 @@ def main(folder: Path, seconds: float) -> Findings:
             findings.updates.append([replica.model_dump() for replica in update.replicas])
         findings.size_bytes = stored(folder, version).stat().st_size
         findings.held = held_by_all(2, version)
-        findings.delta_sha256 = write_delta(roots, stored(folder, version))
-        version += 1
-        findings.delta_update = [replica.model_dump() for replica in push_delta(roots, version).replicas]
-        findings.held_after_delta = held_by_all(2, version)
-        findings.delta_bytes = handle_of("Policy").state.remote(0.0).result().versions[-1].delta_bytes
-        version += 1
-        push(roots, version)
-        held_by_all(2, version)
-        findings.before = usage(folder)
-        version = findings.pushes_between = push_for(seconds / 2, roots, version)
-        held_by_all(2, version)
-        findings.between = usage(folder)
-        version = findings.pushes = push_for(seconds / 2, roots, version)
-        held_by_all(2, version)
-        findings.after = usage(folder)
         cluster.add_node(**NODE)
         findings.held_late = held_by_all(3, version)
     finally:
@@ -127,30 +86,6 @@ def stored(folder: Path, version: int) -> Path:
     return folder / "policy" / "versions" / f"{version}.safetensors"
 
 
-def write_delta(roots: Path, base: Path) -> str:
-    """Writes a delta that sets the last value of the weights; returns the digest of the file that it makes."""
-    value = torch.full((1,), -1.0, dtype=torch.float16)
-    changes = {"weight.gaps": torch.tensor([VALUES - 1], dtype=torch.int32), "weight.values": value}
-    save_file(changes, roots / "delta.safetensors")
-    (roots / "new.safetensors").write_bytes(base.read_bytes()[:-2] + value.numpy().tobytes())
-    return hashlib.sha256((roots / "new.safetensors").read_bytes()).hexdigest()
-
-
-def push_delta(roots: Path, version: int) -> Any:
-    options = PushOptions(kind="delta", base=version - 1, checksum=file_checksum(roots / "new.safetensors"))
-    checkpoint = str(roots / "delta.safetensors")
-    return handle_of("Policy").load_checkpoint.remote(version, checkpoint, options).result()
-
-
-def push_for(seconds: float, roots: Path, version: int) -> int:
-    """Pushes versions that follow `version` one after the other; returns the last."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        version += 1
-        push(roots, version)
-    return version
-
-
 def held_by_all(nodes: int, version: int) -> list[dict[str, Any]]:
     """Once all replicas hold the version."""
     count = nodes * REPLICAS_PER_NODE
@@ -166,27 +101,6 @@ def held_by_all(nodes: int, version: int) -> list[dict[str, Any]]:
     raise TimeoutError(f"{count} replicas do not hold version {version}")
 
 
-def usage(folder: Path) -> Usage:
-    processes = psutil.Process().children(recursive=True)
-    replicas = [process for process in processes if "ServeReplica:rollout" in " ".join(process.cmdline())]
-    raylets = [process for process in processes if process.name() == "raylet"]
-    session = Path(ray.get_runtime_context().get_temp_dir()) / ray.get_runtime_context().get_session_name()
-    kept = [folder / "policy", session / "rollout-weights"]
-    return Usage(
-        shared_memory=sum(status_bytes(process, "RssShmem") for process in raylets),
-        disk=sum(path.stat().st_size for root in kept for path in root.rglob("*") if path.is_file()),
-        heap=sum(status_bytes(process, "RssAnon") for process in replicas),
-        descriptors=sum(process.num_fds() for process in replicas),
-    )
-
-
-def status_bytes(process: psutil.Process, name: str) -> int:
-    for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise ValueError(f"{name} of {process} is not known")
-
-
 if __name__ == "__main__":
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    sys.stdout.write(json.dumps(asdict(main(Path(sys.argv[1]), float(sys.argv[2])))) + "\n")
+    sys.stdout.write(json.dumps(asdict(main(Path(sys.argv[1])))) + "\n")

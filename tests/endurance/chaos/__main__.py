@@ -32,20 +32,20 @@ from tests.endurance.chaos.counted_puzzle import StepLog
 from tests.endurance.chaos.nodes.several_nodes import NODE_KINDS, several_nodes
 from tests.endurance.chaos.one_machine import one_machine
 from tests.endurance.chaos.parts import DRAINED, KILLED, PARTS, STOPPED
-from tests.endurance.chaos.results import Round, by_kind, totals
+from tests.endurance.chaos.results import Round, by_kind, in_turn
 from tests.endurance.chaos.rounds import Chaos, Struck
 from tests.endurance.reporting import finish, rounds_shown
 from tests.endurance.result_lines import append, read
-from tests.endurance.running import in_turn, running
+from tests.endurance.running import running
 
 console = Console(stderr=True)
 
 
 async def chaos(service: Struck, kinds: Iterator[str], steps: StepLog, seed: int, file: Path) -> list[Round]:
-    finished: list[Round] = []
     async with AsyncRolloutClient(service.url) as client:
         begun = await Chaos.begin(service, client, steps, seed)
         console.print(f"Undisturbed, the games take {begun.undisturbed.seconds:.1f} s.")
+        finished: list[Round] = []
         with rounds_shown(console, None) as show:
             async with aclosing(begun.rounds(kinds)) as rounds:
                 async for one in rounds:
@@ -92,7 +92,7 @@ def main(
         steps_file = Path(folder, "steps")
         with running(console, chosen_service(kinds, config, steps_file)) as service:
             finished = asyncio.run(chaos(service, left, StepLog(steps_file), seed, results))
-    figures = {"kinds": by_kind(read(results, Round), totals), "rounds_of_this_run": len(finished)}
+    figures = {"kinds": by_kind(read(results, Round)), "rounds_of_this_run": len(finished)}
     finish(console, problems_of(finished), figures)
 
 

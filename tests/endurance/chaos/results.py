@@ -1,17 +1,10 @@
 """The results of rounds, and what they come to by kind."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
-
-
-class OfAKind(Protocol):
-    @property
-    def kind(self) -> str: ...
-
-
-Summed = TypeVar("Summed", bound=OfAKind)
+from time import monotonic
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +41,29 @@ class Round:
         return [f"{self.kind}: {problem}" for problem in [*problems, *self.errors]]
 
 
-def by_kind(
-    rounds: Iterable[Summed], totals: Callable[[Sequence[Summed]], dict[str, Any]]
-) -> dict[str, dict[str, Any]]:
+def in_turn(kinds: Sequence[str], rounds: int, before: Sequence[Round], minutes: float) -> Iterator[str]:
+    """The kinds by turns, until each has `rounds`, those that were played `before` among them; none after `minutes`."""
+    until, played = monotonic() + 60 * minutes, Counter(one.kind for one in before)
+    for number in range(rounds):
+        for kind in kinds:
+            if monotonic() > until:
+                return
+            if played[kind] <= number:
+                yield kind
+
+
+def by_kind(rounds: Sequence[Round]) -> dict[str, dict[str, Any]]:
     """What the rounds of each kind come to."""
-    grouped = defaultdict[str, list[Summed]](list)
-    for finished in rounds:
-        grouped[finished.kind].append(finished)
-    return {kind: {"rounds": len(each), **totals(each)} for kind, each in sorted(grouped.items())}
-
-
-def sums(rounds: Sequence[Summed], *names: str) -> dict[str, int]:
-    return {name: sum(getattr(finished, name) for finished in rounds) for name in names}
+    return {kind: totals([one for one in rounds if one.kind == kind]) for kind in sorted({one.kind for one in rounds})}
 
 
 def totals(rounds: Sequence[Round]) -> dict[str, Any]:
     recovered = [finished.recovered_after_s for finished in rounds if finished.recovered_after_s is not None]
+    summed = ("lost", "twice", "changed", "posted_again", "turns_again")
     return {
+        "rounds": len(rounds),
         "rounds_with_problems": sum(bool(finished.problems()) for finished in rounds),
-        **sums(rounds, "lost", "twice", "changed", "posted_again", "turns_again"),
+        **{name: sum(getattr(finished, name) for finished in rounds) for name in summed},
         "most_turns_again": max(finished.most_turns_again for finished in rounds),
         "longest_s": round(max(finished.seconds for finished in rounds), 1),
         "longest_recovery_s": round(max(recovered), 1) if recovered else None,

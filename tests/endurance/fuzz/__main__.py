@@ -1,7 +1,7 @@
 """Malformed and hostile requests by the thousand against the service: `python -m tests.endurance fuzz`.
 
 Four parts: `routes` has schemathesis make requests of the OpenAPI description of each route, all of its checks on;
-`bodies` mutates right bodies, and answers for the client; `slow` has clients that send and read a byte a second. These
+`bodies` mutates right bodies; `slow` has clients that send and read a byte a second. These
 three run on simulated engines; `agents` does the first two with the routes of the model server and of sessions, on a
 real engine. Whatever is sent, it must hold:
 
@@ -31,7 +31,6 @@ from benchmarks.tree import commit
 from tests.endurance.core_speed import core_speed
 from tests.endurance.fuzz import agent_bodies
 from tests.endurance.fuzz.bodies import ROLLOUT, TARGETS, fuzz_bodies
-from tests.endurance.fuzz.client_readers import READERS, fuzz_reader
 from tests.endurance.fuzz.fuzzed_service import FuzzedService, fuzzed_service, simulated, with_engine
 from tests.endurance.fuzz.ingress_probe import IngressProbe
 from tests.endurance.fuzz.results import Portion, begins_anew, cases_of, counted, problems_of, totals
@@ -76,8 +75,6 @@ def targets(service: FuzzedService, parts: Sequence[str], cases: int, slow_clien
     if "bodies" in parts:
         for name, target in TARGETS.items():
             yield Target(name, cases, partial(fuzz_bodies, url, target, seed=seed, headers=headers))
-        for name, reader in READERS.items():
-            yield Target(name, cases, partial(fuzz_reader, url, reader, seed=seed, headers=headers))
     if "slow" in parts:
         for name, slow in SLOW_CLIENTS.items():
             yield Target(name, slow_clients, partial(fuzz_slowly, url, slow, headers=headers), portion=slow_clients)
@@ -131,7 +128,7 @@ def attacked(service: FuzzedService, target: Target, numbers: range, probe: Ingr
     problems = [*tally.problems, *health_problems(service)]
     gap_ms = gap.cpu_ms * speed
     if gap_ms > MOST_GAP_MS:
-        problems.append(f"the ingress's event loop stood still for {gap_ms:.0f} ms {gap.executed}")
+        problems.append(f"the ingress's event loop stood still for {gap_ms:.0f} ms")
     if gap.new_replicas:
         problems.append(f"{gap.new_replicas} ingress replicas were replaced")
     figures = round(gap_ms, 1), round(seconds, 1), commit(), round(speed, 2)
@@ -162,13 +159,12 @@ def main(
     slow_clients: Annotated[int, typer.Option(min=1, help="Of each kind.")] = 1000,
     only: Annotated[str, typer.Option(help="Of the targets those whose names contain this.")] = "",
     results: Annotated[Path, typer.Option(help="The file that portions are appended to.")] = Path("fuzz.jsonl"),
-    stacks: Annotated[bool, typer.Option(help="Name what the event loop executed in its longest gap.")] = False,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     chosen = parts.split(",")
     if unknown := set(chosen) - set(PARTS):
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are only {', '.join(PARTS)}")
-    probe = IngressProbe(stacks)
+    probe = IngressProbe()
     if set(chosen) & set(SIMULATED_PARTS):
         with running(console, fuzzed_service(console, simulated())) as service:
             fuzz(service, targets(service, chosen, cases, slow_clients, seed), results, only, probe)

@@ -1,7 +1,7 @@
 """Mutated bodies against the routes of agents: a model server's APIs, and sessions. They need a real engine."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -82,7 +82,7 @@ OPENED = {
     "deadline_s": 20.0,
     "priority": "train",
 }
-STREAMED = {"stream": True}
+STREAM = ", streamed"
 SESSION = "/v1/sessions/{session_id}"
 LONG = {"limits": {"max_calls": 10_000}}
 
@@ -91,28 +91,26 @@ def target(path: str, body: Mapping[str, Any]) -> Target:
     return Target("POST", path, json.dumps(body).encode(), mutated_json, {"content-type": JSON})
 
 
-TARGETS: Mapping[str, Target] = {
-    "JSON of POST /chat/completions": target("/v1/chat/completions", CHAT),
-    "JSON of POST /chat/completions, streamed": target("/v1/chat/completions", CHAT | STREAMED),
-    "JSON of POST /chat/completions, with tools": target("/v1/chat/completions", WITH_TOOLS),
-    "JSON of POST /chat/completions, with a schema": target("/v1/chat/completions", WITH_SCHEMA),
-    "JSON of POST /completions": target("/v1/completions", COMPLETION),
-    "JSON of POST /completions, streamed": target("/v1/completions", COMPLETION | STREAMED),
-    "JSON of POST /responses": target("/v1/responses", RESPONSES),
-    "JSON of POST /responses, streamed": target("/v1/responses", RESPONSES | STREAMED),
-    "JSON of POST /messages": target("/v1/messages", ANTHROPIC),
-    "JSON of POST /messages, streamed": target("/v1/messages", ANTHROPIC | STREAMED),
-    "JSON of POST /messages/count_tokens": target("/v1/messages/count_tokens", ANTHROPIC),
-    "JSON of POST /tokenize": target("/v1/tokenize", TOKENIZE),
-    "JSON of POST /detokenize": target("/v1/detokenize", DETOKENIZE),
-    "JSON of POST /generate": target("/v1/generate", SGLANG),
-    "JSON of POST /generate, streamed": target("/v1/generate", SGLANG | STREAMED),
-    "JSON of POST /inference/v1/generate": target("/v1/inference/v1/generate", TOKEN_IDS),
-    "JSON of POST /abort_request": target("/v1/abort_request", {"rid": "a", "abort_all": False}),
-    "JSON of POST /sessions": target("/v1/sessions", OPENED),
-    "JSON of POST /sessions/{id}/reward": target(f"{SESSION}/reward", {"rewards": {"correct": 1.0, "form": 0.5}}),
-    "JSON of POST /sessions/{id}/v1/chat/completions": target(f"{SESSION}/v1/chat/completions", CHAT),
-    "JSON of POST /sessions/{id}/v1/messages": target(f"{SESSION}/v1/messages", ANTHROPIC | STREAMED),
+BODIES: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
+    "chat/completions": [("", CHAT), (STREAM, CHAT), (", with tools", WITH_TOOLS), (", with a schema", WITH_SCHEMA)],
+    "completions": [("", COMPLETION), (STREAM, COMPLETION)],
+    "responses": [("", RESPONSES), (STREAM, RESPONSES)],
+    "messages": [("", ANTHROPIC), (STREAM, ANTHROPIC)],
+    "messages/count_tokens": [("", ANTHROPIC)],
+    "tokenize": [("", TOKENIZE)],
+    "detokenize": [("", DETOKENIZE)],
+    "generate": [("", SGLANG), (STREAM, SGLANG)],
+    "inference/v1/generate": [("", TOKEN_IDS)],
+    "abort_request": [("", {"rid": "a", "abort_all": False})],
+    "sessions": [("", OPENED)],
+    "sessions/{session_id}/reward": [("", {"rewards": {"correct": 1.0, "form": 0.5}})],
+    "sessions/{session_id}/v1/chat/completions": [("", CHAT)],
+    "sessions/{session_id}/v1/messages": [(STREAM, ANTHROPIC)],
+}
+TARGETS = {
+    f"JSON of POST /{path}{what}": target(f"/v1/{path}", {**body, **({"stream": True} if what == STREAM else {})})
+    for path, bodies in BODIES.items()
+    for what, body in bodies
 }
 """Those of sessions take the id of an open one."""
 

@@ -2,11 +2,10 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -24,11 +23,6 @@ TAGS_OF_AGENTS = frozenset({"model server", "sessions"})
 AT_ONCE = os.cpu_count() or 1
 """Runs, each in a process of its own: schemathesis takes longer to make a request than the service to answer it."""
 RUN_TIMEOUT_S = 3600
-FAILURE = re.compile(r"^- (?P<title>.+?)\n\n(?P<text>.*?)(?=\n\n- |\n\nReproduce with)", re.MULTILINE | re.DOTALL)
-ERROR = re.compile(
-    r"^_{3,} [^\n]+ _{3,}\n(?P<title>(?!\d+\. )[^\n]+)\n\n(?P<text>.*?)(?=\n\nNeed more help|\n={3,}|\n_{3,})",
-    re.MULTILINE | re.DOTALL,
-)
 SHOWN = 600
 FIRST_PHASES, LATER_PHASES = "examples,coverage,fuzzing", "fuzzing"
 
@@ -82,11 +76,6 @@ def schemathesis_run(url: str, operation_id: str, seed: int, headers: Mapping[st
             return Tally(problems=[f"schemathesis broke off: {ended.stdout[-SHOWN:]}{ended.stderr[-SHOWN:]}"])
         found = json.loads(report.read_text())
     problems = [f"{failure['title']} ({failure['count']})" for failure in found["failures"] + found["errors"]]
-    shown = list(failures_in(ended.stdout)) if problems else []
-    return Tally(found["test_cases"]["generated"], shown or problems)
-
-
-def failures_in(output: str) -> Iterator[str]:
-    """Each failure that schemathesis prints, with what was expected and answered, and requests without an answer."""
-    for match in [*FAILURE.finditer(output), *ERROR.finditer(output)]:
-        yield f"{match['title']}: {' '.join(match['text'].split())}"[:SHOWN]
+    if problems:
+        sys.stderr.write(ended.stdout)
+    return Tally(found["test_cases"]["generated"], problems)

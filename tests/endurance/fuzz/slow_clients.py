@@ -3,7 +3,8 @@
 import asyncio
 import json
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from time import monotonic
 from urllib.parse import urlsplit
 
@@ -34,43 +35,25 @@ LARGE_ANSWER = json.dumps(
     {"samples": [LARGE_SAMPLE], "num_generations": 2, "sampling": {"max_new_tokens": 8}, "max_rollout_turns": 1}
 ).encode()
 """A request whose answer has 260 KB."""
-Slow = Callable[[socket.socket, bytes, float], Awaitable[None]]
-"""Takes the connection, the lines of the headers that all requests have, and when to go away."""
 
 
-async def send_slowly(connection: socket.socket, headers: bytes, until: float) -> None:
-    """Sends the headers of a `POST /rollout`, then a byte of its body each second, and goes away."""
-    loop = asyncio.get_running_loop()
-    await loop.sock_sendall(connection, b"POST /v1/rollout HTTP/1.1\r\n%sContent-Length: 100000\r\n\r\n" % headers)
-    while monotonic() < until:
-        await loop.sock_sendall(connection, b" ")
-        await asyncio.sleep(PAUSE_S)
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """What a slow client does until it goes away."""
+
+    start: bytes
+    """The first line of its request."""
+    rest: bytes
+    """What follows the headers that all requests have."""
+    each_second: bytes
+    """What it sends each second; empty if it reads a byte."""
 
 
-async def send_headers_slowly(connection: socket.socket, headers: bytes, until: float) -> None:
-    """Sends a byte of a header each second, and goes away."""
-    loop = asyncio.get_running_loop()
-    await loop.sock_sendall(connection, b"GET /v1/info HTTP/1.1\r\n%sX-Slow: " % headers)
-    while monotonic() < until:
-        await loop.sock_sendall(connection, b"a")
-        await asyncio.sleep(PAUSE_S)
-
-
-async def read_slowly(connection: socket.socket, headers: bytes, until: float) -> None:
-    """Posts a request with a large answer, reads a byte each second, and goes away."""
-    loop = asyncio.get_running_loop()
-    length = b"Content-Length: %d\r\n\r\n" % len(LARGE_ANSWER)
-    await loop.sock_sendall(connection, b"POST /v1/rollout HTTP/1.1\r\n" + headers + length + LARGE_ANSWER)
-    while monotonic() < until:
-        async with asyncio.timeout_at(loop.time() + max(0.0, until - monotonic())):
-            await loop.sock_recv(connection, 1)
-        await asyncio.sleep(PAUSE_S)
-
-
+POST = b"POST /v1/rollout HTTP/1.1\r\n"
 SLOW_CLIENTS: Mapping[str, Slow] = {
-    "slow senders of a body": send_slowly,
-    "slow senders of headers": send_headers_slowly,
-    "slow readers": read_slowly,
+    "slow senders of a body": Slow(POST, b"Content-Length: 100000\r\n\r\n", b" "),
+    "slow senders of headers": Slow(b"GET /v1/info HTTP/1.1\r\n", b"X-Slow: ", b"a"),
+    "slow readers": Slow(POST, b"Content-Length: %d\r\n\r\n" % len(LARGE_ANSWER) + LARGE_ANSWER, b""),
 }
 
 
@@ -102,7 +85,15 @@ async def one_slow_client(
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
         async with free, asyncio.timeout(CONNECTED_WITHIN_S):
             await asyncio.get_running_loop().sock_connect(connection, (address.hostname, address.port))
-        await slow(connection, lines, until)
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(connection, slow.start + lines + slow.rest)
+        while monotonic() < until:
+            if slow.each_second:
+                await loop.sock_sendall(connection, slow.each_second)
+            else:
+                async with asyncio.timeout_at(loop.time() + max(0.0, until - monotonic())):
+                    await loop.sock_recv(connection, 1)
+            await asyncio.sleep(PAUSE_S)
 
 
 async def quick_client_problems(url: str, headers: Mapping[str, str], until: float) -> list[str]:

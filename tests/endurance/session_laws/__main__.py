@@ -3,8 +3,8 @@
 Each session has 1 to 30 calls of OpenAI's client, which follow from its seed: an agent continues its conversations,
 retries, edits, compacts and forgets, begins others, and makes up to three calls at the same time, with and without
 streams, tools, thoughts and `n`; it sends messages back in other forms than it got them, and leaves some streams. The
-model is the embedded one with tools, in 32 bits. What must hold is in `laws.py`; the log-probabilities are compared
-with those of `POST /score`, those of greedy sessions with `POST /rollout` too.
+model is the embedded one with tools, in 32 bits. What must hold is in `laws.py`; the log-probabilities of
+those that are not greedy are compared with those of `POST /score`.
 
 The last line is JSON. The exit code is 1 if something does not hold.
 """
@@ -26,7 +26,7 @@ from service.startup.local_service import local_service
 from tests.endurance.reporting import finish, rounds_shown
 from tests.endurance.running import running
 from tests.endurance.session_laws.laws import record_problems, stable_calls
-from tests.endurance.session_laws.log_probabilities import TASK_NAME, Differences, add_played, add_scored
+from tests.endurance.session_laws.log_probabilities import differences_to_score
 from tests.endurance.session_laws.random_agent import PlayedSession, RandomAgent
 
 CONCURRENCY = 8
@@ -35,7 +35,7 @@ DTYPE = "float32"
 TOLERANCE = 1e-3
 """For each log-probability."""
 SETTLED_WITHIN_S = 60.0
-MODEL = Path("models/small")
+MODEL, TASK_NAME = Path("models/small"), "math"
 console = Console(stderr=True)
 
 
@@ -50,7 +50,8 @@ class Tally:
     responses: int = 0
     tokens: int = 0
     branches: int = 0
-    differences: Differences = field(default_factory=Differences)
+    differences: list[float] = field(default_factory=list)
+    """Of log-probabilities from those of `POST /score`, by token."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -74,10 +75,8 @@ async def play_session(url: str, client: AsyncRolloutClient, seed: int, tally: T
                 await asyncio.sleep(0.05)
         samples = await session.samples()
     tally.problems += [f"session {seed}: {problem}" for problem in record_problems(played, samples, info)]
-    if "greedy" in played.sampling:
-        await add_played(client, played.calls, tally.differences)
-    else:
-        await add_scored(client, samples, tally.differences)
+    if "greedy" not in played.sampling:
+        tally.differences += await differences_to_score(client, samples)
     tally.sessions += 1
     tally.calls += len(played.calls)
     tally.continued += sum(bool(call.continues) for call in played.calls)
@@ -115,20 +114,13 @@ def settings_of(config: Path) -> ServeDeploySchema:
 def report(tally: Tally) -> None:
     """Raises `typer.Exit` if something does not hold."""
     found = tally.differences
-    for route, each in (("/score", found.scored), ("/rollout", found.played)):
-        if late := sum(one > TOLERANCE for one in each):
-            tally.problems.append(f"{late} of {len(each)} log-probabilities differ from POST {route}'s")
+    if late := sum(one > TOLERANCE for one in found):
+        tally.problems.append(f"{late} of {len(found)} log-probabilities differ from POST /score's")
     figures = {
         name: getattr(tally, name)
         for name in ("sessions", "calls", "continued", "stable", "streams_left", "responses", "tokens", "branches")
     }
-    compared = {
-        "scored_tokens": len(found.scored),
-        "largest_difference_to_score": max(found.scored, default=None),
-        "played_tokens": len(found.played),
-        "largest_difference_to_rollout": max(found.played, default=None),
-        "greedy_with_other_tokens": found.other_tokens,
-    }
+    compared = {"scored_tokens": len(found), "largest_difference_to_score": max(found, default=None)}
     finish(console, tally.problems, figures | compared)
 
 

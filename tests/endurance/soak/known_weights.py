@@ -1,6 +1,5 @@
-"""Weights of the embedded model that are made here, and the log-probabilities that transformers computes with them."""
+"""Weights of the embedded model that are made here."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers.utils import logging
 
-from benchmarks.reference_model import State, load, logprobs_of, merged, model_of, perturbed, write_adapter
+from benchmarks.reference_model import State, load, merged, model_of, perturbed, write_adapter
 
 NORM = "model.norm.weight"
 ADAPTER_SCALE = 0.055
@@ -40,15 +39,6 @@ class KnownWeights:
             for name, tensor in state.items()
         }
 
-    def delta(self, base: State, state: State) -> State:
-        """The tensors of a push of `kind=delta` that changes `base`, full weights, to `state`."""
-        changes = State()
-        for name, tensor in state.items():
-            places = (tensor != base[name]).flatten().nonzero().flatten()
-            gaps = torch.diff(places, prepend=torch.zeros(1, dtype=places.dtype))
-            changes |= {f"{name}.gaps": gaps.to(torch.int32), f"{name}.values": tensor.flatten()[places]}
-        return changes
-
     def with_nan(self) -> State:
         """Weights that validation refuses."""
         return self.initial | {NORM: torch.full_like(self.initial[NORM], torch.nan)}
@@ -62,7 +52,7 @@ class KnownWeights:
         """Writes a LoRA adapter for `base` as PEFT does; returns the weights with the adapter merged into them."""
         return merged(base, write_adapter(folder, base, ["o_proj"], seed, scale=ADAPTER_SCALE))
 
-    def logprobs(self, state: State, token_ids: Sequence[int]) -> torch.Tensor:
-        """[len(token_ids) - 1]: of each token but the first, after those before it, at temperature 1."""
+    def loaded(self, state: State) -> Any:
+        """The model with these weights, until others are loaded."""
         load(self._reference, state)
-        return logprobs_of(self._reference, token_ids)
+        return self._reference

@@ -11,7 +11,11 @@ one lives from the begin to the end, and its memory is measured. It must hold:
   `tests/endurance/growth.py` has the rule, `resources.py` the bounds;
 - every rollout comes back without an error, and its spans are right; only a stream that went through a killed proxy or
   ingress replica breaks;
-- when the load has ended, nothing runs any longer within `SETTLED_WITHIN_S`, and there are no more tasks than before.
+- when the load has ended, nothing runs any longer within `SETTLED_WITHIN_S`, and there are no more tasks than before;
+- at the end all replicas hold the version that was acknowledged last, and greedy rollouts have the log-probabilities
+  that transformers computes with its weights.
+
+With `--no-kills` nothing is killed, and no call of a streamed rollout may be repeated.
 
 The last line is JSON. The exit code is 1 if something does not hold.
 """
@@ -40,6 +44,7 @@ from tests.endurance.soak.known_weights import KnownWeights
 from tests.endurance.soak.mixed_load import SAMPLE_RETRIES, MixedLoad
 from tests.endurance.soak.replica_counts import left_over, most_of, replica_counts, tasks_by_name
 from tests.endurance.soak.resources import BOUNDS, ServiceResources
+from tests.endurance.soak.settled import logprob_problems, problems_at_the_end
 from tests.endurance.soak.slots import THIRDS, Slot, slots
 from tests.endurance.soak.soaked_service import SoakedService, soaked_service
 from tests.endurance.soak.steady_rollouts import SteadyRollouts
@@ -78,13 +83,15 @@ class Soaked:
 
 
 class MixedSoak:
-    """One run on a running service."""
+    """One run on a running service; `kills` says whether parts of it are killed."""
 
-    def __init__(self, service: SoakedService, client: AsyncRolloutClient, seed: int) -> None:
+    def __init__(self, service: SoakedService, client: AsyncRolloutClient, seed: int, kills: bool) -> None:
         self.soaked = Soaked()
-        known, times = KnownWeights(service.model), VersionTimes()
-        self._trainer = Trainer(client, known, times, service.checkpoints, seed)
-        rollouts = SteadyRollouts(client, times, SAMPLE_RETRIES)
+        self._client = client
+        self._kills = kills
+        self._known, self._times = KnownWeights(service.model), VersionTimes()
+        self._trainer = Trainer(client, self._known, self._times, service.checkpoints, seed)
+        rollouts = SteadyRollouts(client, self._times, SAMPLE_RETRIES if kills else 0)
         self.load = MixedLoad(client, service.url, rollouts, seed)
         self._machine = OneMachine(service.url, REPLICAS)
         self._resources = ServiceResources(service.temporary)
@@ -98,10 +105,11 @@ class MixedSoak:
         began, shown = monotonic(), 0
         async with self._callers.running():
             for slot in slots(60 * minutes, KINDS):
-                await self._kill(slot.kind)
+                if self._kills:
+                    await self._kill(slot.kind)
+                    recovered_after_s = self.soaked.recovered_after_s[slot.kind][-1]
+                    console.print(f"{monotonic() - began:.0f} s: {slot.kind} was back after {recovered_after_s} s")
                 await self._push_until(slot, began + slot.ends_after_s)
-                recovered_after_s = self.soaked.recovered_after_s[slot.kind][-1]
-                console.print(f"{monotonic() - began:.0f} s: {slot.kind} was back after {recovered_after_s} s")
                 show(self.description())
                 for problem in self.problems()[shown:]:
                     console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
@@ -112,6 +120,13 @@ class MixedSoak:
             still = f"{left}; tasks that an idle service had not: {new_tasks}"
             self.soaked.problems.append(f"{SETTLED_WITHIN_S:g} s after the load ended there were still: {still}")
         self.soaked.problems += self._broken_streams()
+        await self._check_weights()
+
+    async def _check_weights(self) -> None:
+        """All replicas hold the version that was acknowledged last, and generate with its weights."""
+        newest = self._times.newest
+        self.soaked.problems += await problems_at_the_end(self._client, newest)
+        self.soaked.problems += await logprob_problems(self._client, self._known, newest, self._trainer.state)
 
     @property
     def _callers(self) -> Callers:
@@ -186,10 +201,10 @@ class MixedSoak:
         }
 
 
-async def soak(service: SoakedService, minutes: float, seed: int) -> MixedSoak:
+async def soak(service: SoakedService, minutes: float, seed: int, kills: bool) -> MixedSoak:
     torch.set_num_threads(1)
     async with AsyncRolloutClient(service.url) as client:
-        soaking = MixedSoak(service, client, seed)
+        soaking = MixedSoak(service, client, seed, kills)
         with rounds_shown(console, len(slots(60 * minutes, KINDS))) as show:
             await soaking.run(minutes, show)
     return soaking
@@ -199,9 +214,10 @@ def main(
     config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
     minutes: Annotated[float, typer.Option(min=1, help="Of load, after the warm-up.")] = 15,
     seed: Annotated[int, typer.Option()] = 0,
+    kills: Annotated[bool, typer.Option(help="Without them no call of a rollout may be repeated.")] = True,
 ) -> None:
     with running(console, soaked_service(config, REPLICAS, console)) as service:
-        ended = asyncio.run(soak(service, minutes, seed))
+        ended = asyncio.run(soak(service, minutes, seed, kills))
     growth = ended.soaked.growth()
     show_growth(console, growth)
     finish(console, [*ended.problems(), *growth_problems(growth)], ended.figures(minutes))

@@ -1,7 +1,7 @@
 """Agents of a soak: sessions with calls of the model server's API, and calls without a session."""
 
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 from openai import APIError, APIStatusError, AsyncOpenAI
@@ -15,6 +15,7 @@ TASK_NAME = "math"
 ANY = "any"
 """A name that nobody looks at: of the model in a session, and of the key of a service without keys."""
 CALLS = 4
+WITH_IDS = {"return_token_ids": True}
 SAMPLING = Sampling(max_new_tokens=24)
 IDLE_S = 60.0
 """Of a session that has ended: after it the record is dropped, so that there are soon as many as there will ever be."""
@@ -22,6 +23,13 @@ CALL_RETRIES = 20
 """Of OpenAI's client, at most 8 s apart: a proxy is back before the last one."""
 BROKEN = (APIError, httpx2.TransportError)
 """How a stream ends with the ingress or the engine under it. An error with a status is none of these."""
+
+
+class Answer(NamedTuple):
+    """Of one call: its text, and the ids of its tokens."""
+
+    text: str
+    ids: list[int]
 
 
 class SessionLoad:
@@ -45,13 +53,10 @@ class SessionLoad:
                 answers = await self._conversation(model, sample)
             await session.judge()
             recorded = {
-                message.content
-                for branch in await session.samples()
-                for message in branch.message_log
-                if message.role == "assistant"
+                tuple(message.token_ids) for branch in await session.samples() for message in branch.message_log
             }
-        lost = [answer for answer in answers if answer and answer not in recorded]
-        self._problems += [f"session {number}: its record has no answer {answer!r}" for answer in lost]
+        lost = [answer for answer in answers if tuple(answer.ids) not in recorded]
+        self._problems += [f"session {number}: its record has no answer {answer}" for answer in lost]
         self._ended["sessions"] += 1
 
     async def leave_call(self, number: int) -> None:
@@ -67,7 +72,7 @@ class SessionLoad:
                 self._ended["broken calls"] += 1
         self._ended["calls that were left"] += 1
 
-    async def _conversation(self, model: AsyncOpenAI, sample: SampleInput) -> list[str]:
+    async def _conversation(self, model: AsyncOpenAI, sample: SampleInput) -> list[Answer]:
         """Plays it, and returns the answers that came back whole."""
         messages: list[Any] = [message.model_dump(exclude_unset=True) for message in sample.messages or ()]
         answers = []
@@ -81,21 +86,25 @@ class SessionLoad:
                 self._ended["broken calls"] += 1
                 continue
             answers.append(answer)
-            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": f"Again, {call}."}]
+            messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": f"Again, {call}."}]
         return answers
 
-    async def _whole(self, model: AsyncOpenAI, messages: list[Any], name: str) -> str:
-        answer = await model.chat.completions.create(model=name, messages=messages)
-        return answer.choices[0].message.content or ""
+    async def _whole(self, model: AsyncOpenAI, messages: list[Any], name: str) -> Answer:
+        answer = await model.chat.completions.create(model=name, messages=messages, extra_body=WITH_IDS)
+        [choice] = answer.choices
+        return Answer(choice.message.content or "", (choice.model_extra or {})["token_ids"])
 
     async def _streamed(
         self, model: AsyncOpenAI, messages: list[Any], name: str, most_events: int | None = None
-    ) -> str:
-        text, events = "", 0
-        async with await model.chat.completions.create(model=name, messages=messages, stream=True) as stream:
+    ) -> Answer:
+        text, ids, events = "", list[int](), 0
+        asked: Any = {"model": name, "messages": messages, "stream": True, "extra_body": WITH_IDS}
+        async with await model.chat.completions.create(**asked) as stream:
             async for event in stream:
-                text += event.choices[0].delta.content or "" if event.choices else ""
+                for choice in event.choices:
+                    text += choice.delta.content or ""
+                    ids += (choice.model_extra or {}).get("token_ids") or []
                 events += 1
                 if events == most_events:
                     break
-        return text
+        return Answer(text, ids)

@@ -1,17 +1,14 @@
 """Rollouts that go on all the time while weights change; each one is checked when it ends."""
 
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from time import monotonic
 
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollouts import SampleResult, Sampling
 from tests.endurance.chaos.parts import TASK_NAME
-from tests.endurance.soak.callers import Callers
 from tests.endurance.soak.span_check import span_problems
 from tests.endurance.soak.version_times import VersionTimes
 
-CALLERS = 4
 ROLLOUTS_A_REQUEST = 12
 TURNS = 4
 SAMPLING = Sampling(temperature=1.5, max_new_tokens=48, ignore_eos=True)
@@ -28,7 +25,7 @@ class RolloutTally:
 
 
 class SteadyRollouts:
-    """`CALLERS` callers post one request after the other.
+    """Requests whose rollouts are checked.
 
     Args:
         sample_retries: of one rollout; with 0 a failure of the fleet is a failed rollout.
@@ -39,10 +36,6 @@ class SteadyRollouts:
         self._client = client
         self._times = times
         self._sample_retries = sample_retries
-
-    def running(self) -> AbstractAsyncContextManager[None]:
-        """They go on for the length of the block; at its end those under way are played to their ends."""
-        return Callers([self.post] * CALLERS, self.tally.problems).running()
 
     async def post(self, number: int) -> None:
         """One request, and the check of its rollouts. Raises a `RolloutError` that is a problem."""

@@ -3,7 +3,6 @@
 import random
 import shutil
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -12,7 +11,7 @@ from safetensors.torch import save_file
 
 from benchmarks.reference_model import State
 from rollout_client import AsyncPolicyPusher, AsyncRolloutClient
-from rollout_client.contract.policy import PauseMode, PolicyUpdate
+from rollout_client.contract.policy import PauseMode
 from rollout_client.errors import RequestRejected
 from tests.endurance.soak.known_weights import KnownWeights
 from tests.endurance.soak.version_times import VersionTimes
@@ -28,15 +27,6 @@ MOST_KEPT = 4
 
 class NotRefused(Exception):
     """The service took weights that nobody can generate with."""
-
-
-@dataclass(frozen=True, slots=True)
-class Push:
-    """One that was acknowledged, and how long it took at the trainer, in seconds."""
-
-    kind: str
-    seconds: float
-    update: PolicyUpdate
 
 
 class Trainer:
@@ -61,7 +51,7 @@ class Trainer:
         """The current weights, with the current adapter merged into them."""
         self._full: dict[int, State] = {0: weights.initial}
         """The full weights that the service may still have; the last ones are current."""
-        self._ways: dict[Callable[[int], Awaitable[tuple[str, PolicyUpdate]]], int] = {
+        self._ways: dict[Callable[[int], Awaitable[None]], int] = {
             self._push_full: 45,
             self._push_delta: 30,
             self._load_checkpoint: 10,
@@ -69,7 +59,7 @@ class Trainer:
             self._roll_back: 7,
         }
 
-    async def push(self) -> Push:
+    async def push(self) -> None:
         """Pushes the next version.
 
         Raises:
@@ -80,12 +70,9 @@ class Trainer:
         if self._draw.random() < REFUSED_SHARE:
             await self._push_bad(version)
         [way] = self._draw.choices(list(self._ways), list(self._ways.values()))
-        began = monotonic()
-        self._times.send(version, began)
-        kind, update = await way(version)
-        ended = monotonic()
-        self._times.acknowledge(version, ended)
-        return Push(kind, ended - began, update)
+        self._times.send(version, monotonic())
+        await way(version)
+        self._times.acknowledge(version, monotonic())
 
     def _options(self) -> dict[str, Any]:
         [mode] = self._draw.choices(list(MODES), list(MODES.values()))
@@ -94,42 +81,38 @@ class Trainer:
     def _seed(self) -> int:
         return self._draw.randrange(2**31)
 
-    async def _push_full(self, version: int) -> tuple[str, PolicyUpdate]:
-        return await self._push_state(version, self._weights.perturbed(self._seed()))
+    async def _push_full(self, version: int) -> None:
+        await self._push_state(version, self._weights.perturbed(self._seed()))
 
-    async def _push_delta(self, version: int) -> tuple[str, PolicyUpdate]:
+    async def _push_delta(self, version: int) -> None:
         """Full weights, where the pusher did not push the current ones."""
-        return await self._push_state(version, self._weights.partly_changed(self._current_full, self._seed()))
+        await self._push_state(version, self._weights.partly_changed(self._current_full, self._seed()))
 
-    async def _push_state(self, version: int, state: State) -> tuple[str, PolicyUpdate]:
+    async def _push_state(self, version: int, state: State) -> None:
         captured = await self._pusher.capture(state)
-        update = await self._pusher.send(captured, version, **self._options())
+        await self._pusher.send(captured, version, **self._options())
         self._now_full(version, state)
-        return captured.kind, update
 
-    async def _load_checkpoint(self, version: int) -> tuple[str, PolicyUpdate]:
+    async def _load_checkpoint(self, version: int) -> None:
         state, folder = self._weights.perturbed(self._seed()), self._folder / str(version)
         folder.mkdir()
         save_file(state, folder / "model.safetensors")
-        update = await self._client.load_checkpoint(folder, version, **self._options())
+        await self._client.load_checkpoint(folder, version, **self._options())
         shutil.rmtree(folder)
         self._now_full(version, state)
-        return "checkpoint", update
 
-    async def _push_adapter(self, version: int) -> tuple[str, PolicyUpdate]:
+    async def _push_adapter(self, version: int) -> None:
         folder = self._folder / f"adapter-{version}"
         merged = self._weights.save_adapter(folder, self._current_full, self._seed())
-        update = await self._client.push_weights(folder, version, kind="adapter", **self._options())
+        await self._client.push_weights(folder, version, kind="adapter", **self._options())
         shutil.rmtree(folder)
         self.state = merged
-        return "adapter", update
 
-    async def _roll_back(self, version: int) -> tuple[str, PolicyUpdate]:
+    async def _roll_back(self, version: int) -> None:
         stored = {info.version for info in (await self._client.policy.state()).versions}
         to = self._draw.choice([number for number in self._full if number in stored])
-        update = await self._client.policy.rollback(to, version, **self._options())
+        await self._client.policy.rollback(to, version, **self._options())
         self._now_full(version, self._full[to])
-        return "rollback", update
 
     @property
     def _current_full(self) -> State:

@@ -1,1 +1,0 @@
-"""Sessions whose agents, clients, ingress and generator replicas are killed."""
