@@ -24,4 +24,4 @@ def test_it_keeps_the_rules_for_environments() -> None:
 
 def test_the_documentation_shows_the_same_code() -> None:
     _, _, code = (REPOSITORY / "examples" / "echo_environment.py").read_text().split('"""', 2)
-    assert f"```python\n{code.strip()}\n```" in (REPOSITORY / "docs" / "your-environment.md").read_text()
+    assert f"```python\n{code.strip()}\n```" in (REPOSITORY / "docs" / "environments.md").read_text()

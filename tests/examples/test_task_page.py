@@ -67,7 +67,7 @@ def test_a_task_whose_package_is_missing_says_what_to_install(monkeypatch: pytes
     monkeypatch.setattr("examples.task_configs.ENVIRONMENTS", Path("/nowhere"))
     for task in ("gymnasium", "openenv"):
         with pytest.raises(
-            ServiceNotStarted, match=rf"The task {task} needs {task}, which is not installed: see docs/bridges.md"
+            ServiceNotStarted, match=rf"The task {task} needs {task}, which is not installed: see docs/tasks.md"
         ):
             config_for(CONFIG, None, [task])
 
