@@ -104,5 +104,5 @@ def entry_of(task: str, own: dict[str, Any]) -> dict[str, Any]:
     if task not in known_tasks():
         raise ServiceNotStarted(f"There is no task {task!r}; there are {', '.join({**own, **known_tasks()})}.")
     if (package := missing_package(task)) is not None:
-        raise ServiceNotStarted(f"The task {task} needs {package}, which is not installed: see docs/bridges.md.")
+        raise ServiceNotStarted(f"The task {task} needs {package}, which is not installed: see docs/tasks.md.")
     return {name: value for name, value in known_tasks()[task].items() if name != "needs"}

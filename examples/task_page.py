@@ -51,7 +51,7 @@ def main(
             playable = [task for task in known_tasks() if task not in TASKS_WITH_IMAGES]
             tasks = [task for task in playable if missing_package(task) is None]
             for left_out in set(playable) - set(tasks):
-                console.print(f"Left out: {left_out}, which needs {missing_package(left_out)} (docs/bridges.md).")
+                console.print(f"Left out: {left_out}, which needs {missing_package(left_out)} (docs/tasks.md).")
             services = [config_for(config, model, tasks), config_for(config, None, TASKS_WITH_IMAGES)]
             sections = "".join(chain.from_iterable(served_sections(one, console) for one in services))
         else:

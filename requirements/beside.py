@@ -46,7 +46,7 @@ class Environment:
 ENVIRONMENTS = {
     "tools": Environment("uv, pip-audit and cyclonedx-bom, for the locks", lock="tools"),
     "bridges": Environment(
-        "reasoning-gym, Gymnasium and TextArena (docs/bridges.md)",
+        "reasoning-gym, Gymnasium and TextArena (docs/tasks.md)",
         lock="bridges",
         sees_service=True,
         runs_tests=True,
@@ -54,7 +54,7 @@ ENVIRONMENTS = {
         needs=("verifiers", "openenv"),
         variable="ROLLOUT_BRIDGES",
     ),
-    "verifiers": Environment("verifiers (docs/bridges.md)", lock="verifiers"),
+    "verifiers": Environment("verifiers (docs/tasks.md)", lock="verifiers"),
     "openenv": Environment("a server of OpenEnv, for demos", packages=("openenv-core==0.3.0",)),
     "agents": Environment(
         "frameworks for agents (docs/agents.md)",
@@ -65,7 +65,7 @@ ENVIRONMENTS = {
         variable="ROLLOUT_AGENTS",
     ),
     "tinker": Environment(
-        "Tinker's own client (docs/tinker.md)",
+        "Tinker's own client (docs/other-apis.md)",
         lock="tinker",
         sees_service=True,
         tests=("tests/sockets/test_tinker.py",),

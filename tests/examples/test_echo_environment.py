@@ -19,7 +19,7 @@ def test_it_keeps_the_rules_for_environments() -> None:
     check(EchoEnvironment, replies=lambda sample: ["No.", sample["extra_env_info"]["word"]])
 
 
-@pytest.mark.parametrize(("example", "page"), [("echo_environment", "your-environment"), ("asking_agent", "agents")])
+@pytest.mark.parametrize(("example", "page"), [("echo_environment", "environments"), ("asking_agent", "agents")])
 def test_the_documentation_shows_the_same_code(example: str, page: str) -> None:
     _, _, code = (REPOSITORY / "examples" / f"{example}.py").read_text().split('"""', 2)
     assert f"```python\n{code.strip()}\n```" in (REPOSITORY / "docs" / f"{page}.md").read_text()

@@ -57,6 +57,6 @@ def test_a_task_whose_package_is_missing_says_what_to_install(monkeypatch: pytes
     monkeypatch.setattr("examples.task_configs.find_spec", lambda _name: None)
     monkeypatch.setattr("examples.task_configs.ENVIRONMENTS", Path("/nowhere"))
     for task in ("gymnasium", "openenv"):
-        says = rf"The task {task} needs {task}, which is not installed: see docs/bridges.md"
+        says = rf"The task {task} needs {task}, which is not installed: see docs/tasks.md"
         with pytest.raises(ServiceNotStarted, match=says):
             config_for(CONFIG, None, [task])

@@ -32,7 +32,7 @@ PAGES = [
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]
 DOCUMENTED_URL = "http://127.0.0.1:8000"
-DOCUMENTED_MODEL, SERVED_MODEL = "models/smollm2", "models/tiny"
+DOCUMENTED_MODELS, SERVED_MODEL = ("models/smollm2", "Qwen/Qwen2.5-0.5B-Instruct"), "models/tiny"
 """A page may be about a model that is fetched first."""
 BLOCK = re.compile(r"^(?:<!-- test: (?P<mark>\w+) -->\n)?```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^```$", re.M | re.S)
 TESTED_LANGUAGES = {"python", "bash", "yaml", "json"}
@@ -76,7 +76,9 @@ def test_the_python_of_a_page_runs(page: Path, service_url: str, monkeypatch: py
     for block in blocks_of(page):
         if block.language != "python":
             continue
-        source = block.code.replace(DOCUMENTED_URL, service_url).replace(DOCUMENTED_MODEL, SERVED_MODEL)
+        source = block.code.replace(DOCUMENTED_URL, service_url)
+        for model in DOCUMENTED_MODELS:
+            source = source.replace(model, SERVED_MODEL)
         tree = ast.parse(source, block.place)
         if block.mark == "imports":
             tree = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
