@@ -111,7 +111,7 @@ def test_a_generation_that_a_deadline_has_cut_and_the_one_that_went_on_are_equal
 
 @pytest.mark.long
 def test_what_ran_beside_others_differs_by_rounding_alone_until_it_parts(client: RolloutClient) -> None:
-    """The share that is equal is a figure of docs/replay.md."""
+    """The share that is equal is a figure of docs/records.md."""
     samples = client.example_samples("sliding_puzzle", 64, seed=7)
     together = client.rollout(samples, sampling=SEEDED, max_rollout_turns=TURNS).samples
     replays = [client.replay(result) for result in together]

@@ -152,7 +152,7 @@ def renamed(text: str, source: Source) -> str:
 
 
 def harmony_vocabulary(tokenizer: Path) -> bytes:
-    """The file that gpt-oss's parsers read, as `docs/your-model.md` makes it. They compare it with OpenAI's hash."""
+    """The file that gpt-oss's parsers read, as `docs/deploy.md` makes it. They compare it with OpenAI's hash."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     letters: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
@@ -171,7 +171,7 @@ def copy_of_model(model: Path, target: Path) -> None:
 
 
 def convert_tekken(file: Path, target: Path) -> None:
-    """Converts Mistral's own vocabulary file as `docs/your-model.md` says."""
+    """Converts Mistral's own vocabulary file as `docs/deploy.md` says."""
     from transformers.integrations.mistral import convert_tekken_tokenizer  # type: ignore[attr-defined]
 
     convert_tekken_tokenizer(str(file)).save_pretrained(target)

@@ -15,7 +15,7 @@ from tests.paths import REPOSITORY, TINY_MODEL
 
 [REFUSED, TAKEN] = [
     {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)", row)}
-    for table in (REPOSITORY / "docs/your-model.md")
+    for table in (REPOSITORY / "docs/deploy.md")
     .read_text()
     .partition("## Settings of vLLM that change what is sampled\n")[2]
     .partition("\n## ")[0]
