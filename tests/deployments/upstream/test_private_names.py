@@ -1,4 +1,4 @@
-"""The private names of other packages that `docs/contributing.md` lists: that they exist, and that no others are used."""
+"""Private names of other packages, listed in `docs/contributing.md`: that they exist, and that no others are used."""
 
 import ast
 import re
