@@ -38,7 +38,7 @@ help:
 	@echo "make lock          write the locks in requirements/"
 	@echo "make dist          build the wheels and try them in a fresh environment"
 	@echo "make load          put a service under load with locust (USERS=16 SECONDS_OF_LOAD=30 CLASSES= BOUNDS=)"
-	@echo "make gpu-check     play the service on this machine's GPU and write a report (docs/gpu.md)"
+	@echo "make gpu-check     play the service on this machine's GPU and write a report (docs/deploy.md)"
 	@echo "docs/contributing.md has the commands for everything else."
 
 setup: $(READY)

@@ -1,4 +1,4 @@
-"""Load test of the rollout service; the code is in `rollout_load`, `docs/load-tests.md` says how to use it.
+"""Load test of the rollout service; the code is in `rollout_load`, `docs/operate.md` says how to use it.
 
     locust -f clients/locustfile.py --headless -u 16 -r 4 -t 30s --host http://127.0.0.1:8000
 

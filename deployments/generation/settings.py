@@ -53,7 +53,7 @@ model_weights
 """
 INEXACT_ENGINE_ARGS = frozenset(_INEXACT.split())
 """Arguments of vLLM that break exactness or the record in silence. Values that ask for nothing are taken.
-`docs/your-model.md` has the reason for each, and lists those that change what is sampled and are taken."""
+`docs/deploy.md` has the reason for each, and lists those that change what is sampled and are taken."""
 _NOT_FOR_VLLM = {
     "replica",
     "device",
@@ -149,7 +149,7 @@ class EngineSettings(BaseModel):
             yield f"{name} cannot be set: {RESERVED_ENGINE_ARGS[name]}"
         for name in INEXACT_ENGINE_ARGS & given.keys():
             if given[name]:
-                yield f"{name} would break exactness or the record (docs/your-model.md says how). Leave it out"
+                yield f"{name} would break exactness or the record (docs/deploy.md says how). Leave it out"
         if given.get("load_format") == "dummy":
             yield "load_format: dummy makes random weights, which would be recorded as those of the model"
         memory, transfer = given.get("gpu_memory_utilization", 0), given.get("weight_transfer_config")

@@ -223,7 +223,7 @@ def _config_in(path: Path) -> _TaskFile:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"]))
-        raise HarborTaskRefused(f"{path}: {field}: {first['msg']}. docs/harbor.md says what is played.") from error
+        raise HarborTaskRefused(f"{path}: {field}: {first['msg']}. docs/sandboxes.md says what is played.") from error
     except HarborTaskRefused:
         raise
     # Of a number with too many digits Python says so by a plain `ValueError`.

@@ -19,7 +19,7 @@ KUSTOMIZATIONS = (FOLDER, FOLDER / "redis")
 RAY_SERVICE_SCHEMA = Path(__file__).parent / "schemas" / "rayservice.json"
 OLDEST_KUBERNETES = "1.30"
 SECRETS = {"rollout-keys", "rollout-redis", "rollout-hub"}
-"""Those that docs/kubernetes.md has its reader make."""
+"""Those that docs/deploy.md has its reader make."""
 
 
 def resources() -> Iterator[dict[str, Any]]:

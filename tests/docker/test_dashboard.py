@@ -11,7 +11,7 @@ from tests.paths import REPOSITORY
 OBSERVABILITY = REPOSITORY / "docker" / "observability"
 DASHBOARD: dict[str, Any] = json.loads((OBSERVABILITY / "grafana" / "dashboards" / "rollout.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-OPERATING = (REPOSITORY / "docs" / "operating.md").read_text()
+OPERATING = (REPOSITORY / "docs" / "operate.md").read_text()
 PARTS = re.compile(r"_(bucket|sum|count)$")
 
 

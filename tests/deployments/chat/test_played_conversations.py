@@ -3,7 +3,7 @@
 A conversation is played as a rollout plays it: its first messages are a prompt, each answer is sampled, and what
 follows an answer is appended. The template renders the same messages at once. Where its rendering begins with all that
 was there when an answer ended, what is appended is the rest of the rendering. Otherwise the conversation has something
-that the family's template writes otherwise in a history, which `docs/your-model.md` lists.
+that the family's template writes otherwise in a history, which `docs/deploy.md` lists.
 """
 
 from typing import Any

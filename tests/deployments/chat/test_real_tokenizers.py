@@ -26,7 +26,7 @@ texts = st.one_of(
     st.text(max_size=30), st.text(alphabet="ab 1\u00e9\u6f22\n\t\U0001f642\U0001f44d\U0001f3fd'{<|", max_size=30)
 )
 LOST = {"real smollm2": re.compile("[\x04\x06\x13\x14\x16\x1d\U00040000-\U000bffff]")}
-"""Characters whose bytes a vocabulary does not have: they have no tokens. `docs/your-model.md` says so."""
+"""Characters whose bytes a vocabulary does not have: they have no tokens. `docs/deploy.md` says so."""
 
 
 def copy_of(name: str, folder: Path, **named: str) -> Path:

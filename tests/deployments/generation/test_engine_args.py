@@ -16,7 +16,7 @@ from tests.paths import REPOSITORY, TINY_MODEL
 
 [REFUSED, TAKEN] = [
     {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)", row)}
-    for table in (REPOSITORY / "docs/your-model.md")
+    for table in (REPOSITORY / "docs/deploy.md")
     .read_text()
     .partition("## Settings of vLLM that change what is sampled\n")[2]
     .partition("\n## ")[0]
@@ -30,7 +30,7 @@ VALUES: dict[str, Any] = {"speculative_config": DRAFTS, "watermark_config": {"ke
 
 @pytest.mark.parametrize("name", sorted(INEXACT_ENGINE_ARGS))
 def test_what_breaks_exactness_or_the_record_is_refused_if_it_is_set(name: str) -> None:
-    with pytest.raises(ValidationError, match=rf"{name} would break exactness or the record \(docs/your-model\.md"):
+    with pytest.raises(ValidationError, match=rf"{name} would break exactness or the record \(docs/deploy\.md"):
         EngineSettings.model_validate({"model": "m", name: VALUES.get(name, True)})
     for nothing in list[Any]([None, False, {}, [], ""]):
         EngineSettings.model_validate({"model": "m", name: nothing})

@@ -64,7 +64,7 @@ def test_older_names_of_sizes_and_of_the_network_are_understood(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("toml", "field"),
     [
-        ('[[steps]]\nname = "one"', "toml: steps: .*docs/harbor.md says what is played"),
+        ('[[steps]]\nname = "one"', "toml: steps: .*docs/sandboxes.md says what is played"),
         ('[environment]\nos = "Windows"', "toml: environment.os"),
         ("[environment]\ngpus = 1", "toml: environment.gpus"),
         ('[environment]\nnetwork_mode = "allowlist"', "toml: environment.network_mode"),

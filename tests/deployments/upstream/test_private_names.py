@@ -1,4 +1,4 @@
-"""The private names of other packages that `docs/upgrading.md` lists: that they exist, and that no others are used."""
+"""Private names of other packages, listed in `docs/contributing.md`: that they exist, and that no others are used."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ from tests.paths import REPOSITORY
 
 pytestmark = pytest.mark.slow
 
-PAGE = (REPOSITORY / "docs" / "upgrading.md").read_text()
+PAGE = (REPOSITORY / "docs" / "contributing.md").read_text()
 ROWS: list[tuple[str, str]] = re.findall(r"^\| `([\w.]+)` \| `(\w+\.py)` \|$", PAGE, re.MULTILINE)
 UPSTREAM = REPOSITORY / "deployments" / "upstream"
 PACKAGES = {"vllm", "ray", "grpc", "torch", "transformers", "uvicorn", "uvloop", "asyncio"}
@@ -114,7 +114,7 @@ def private_attributes(module: ast.Module) -> Iterator[str]:
 
 @pytest.mark.parametrize(("name", "module"), ROWS)
 def test_each_private_name_is_in_the_installed_package_and_used(name: str, module: str) -> None:
-    assert is_there(name), f"{name} is gone: see docs/upgrading.md"
+    assert is_there(name), f"{name} is gone: see docs/contributing.md"
     [path] = UPSTREAM.rglob(module)
     assert name.rpartition(".")[2] in path.read_text()
 
@@ -127,7 +127,7 @@ def test_the_page_lists_every_private_import_and_it_is_in_upstream() -> None:
                 continue
             assert path.is_relative_to(UPSTREAM), f"{path}: {name} belongs into deployments/upstream"
             # A class may be listed by its private attributes.
-            assert any(one == name or one.startswith(f"{name}.") for one in listed), f"docs/upgrading.md: {name}"
+            assert any(one == name or one.startswith(f"{name}.") for one in listed), f"docs/contributing.md: {name}"
 
 
 def test_the_page_lists_every_private_attribute_and_it_is_in_upstream() -> None:
@@ -135,6 +135,6 @@ def test_the_page_lists_every_private_attribute_and_it_is_in_upstream() -> None:
     for path, module in product_files():
         for attribute in private_attributes(module):
             if path.is_relative_to(UPSTREAM):
-                assert attribute in listed, f"docs/upgrading.md does not list {attribute} of {path.name}"
+                assert attribute in listed, f"docs/contributing.md does not list {attribute} of {path.name}"
             else:
                 assert attribute not in listed - {"_init", "_tags"}, f"{path}: {attribute}"
