@@ -17,6 +17,7 @@ from tests.paths import REPOSITORY
 
 HERE = Path(__file__).parent
 LIVE_TIMEOUT_S = 300
+ON_GPU_RUNNER = os.environ.get("GPU_RUNNER_RIG") == "1"
 SCALES_UP = "test_several_generators.py"
 
 
@@ -95,9 +96,11 @@ def service_config(checkpoint_root: Path, followed_folder: Path, data_file: Path
         "transfer": {"trainers": ["127.0.0.1:1-65535"], "rendezvous_timeout_s": 10},
         "transfer_idle_s": 5,
     }
-    application.args["rollout_records"] = {}
     application.args["engine"] |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "num_cpus": 0.4}
     application.args["engine"] |= {"weight_transfer_config": {"backend": "gloo"}}
+    if ON_GPU_RUNNER:
+        # A step of 4,096 tokens takes Triton's interpreter most of a minute.
+        application.args["engine"]["hang_timeout_s"] = LIVE_TIMEOUT_S
     [generator] = [deployment for deployment in application.deployments if deployment.name == "Generator"]
     # A replica that is shut down hands its generations over after half of this time, which it is told only once.
     generator.graceful_shutdown_timeout_s = 4

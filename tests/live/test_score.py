@@ -12,10 +12,13 @@ from benchmarks.reference_model import State, chosen, logprobs_of, logprobs_of_n
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import SampleResult, Sampling
 from rollout_client.errors import RequestRejected
+from tests.live.conftest import LIVE_TIMEOUT_S, ON_GPU_RUNNER
 from tests.live.forward_pass import model_of, perturbed, tiny_state
 from tests.live.played_with_weights import LOGPROB_TOLERANCE, SAME_WEIGHTS_TOLERANCE, play
 
 SEQUENCES = [[5, 17, 8, 31, 9, 2], list(range(200)), [3, 4]]
+WHILE_PUSHED = 40 if ON_GPU_RUNNER else 400
+"""Sequences that are scored while weights are pushed: Triton's interpreter takes most of a minute for two dozen."""
 ROUNDING = 2**-8
 """What bfloat16 rounds, as a share: the tokens of these sequences are improbable, so their logits are large."""
 
@@ -105,7 +108,7 @@ def test_each_sequence_is_scored_by_one_version_while_weights_are_pushed(client:
     states = pushed(client, 31, 32)
     sequence = list(range(150))
     with ThreadPoolExecutor(1) as thread:
-        scoring = thread.submit(client.score, [sequence] * 400)
+        scoring = thread.submit(client.score, [sequence] * WHILE_PUSHED)
         states |= pushed(client, 33, 34, 35)
         scores = scoring.result().scores
     expected = expected_of(states, sequence)
@@ -121,18 +124,18 @@ def test_each_echoed_prompt_is_scored_by_the_version_that_its_answer_names_while
 ) -> None:
     states = pushed(client, 31, 32)
     sequence = list(range(150))
-    body = {"prompt": [sequence] * 20, "echo": True, "logprobs": 0, "max_tokens": 1, "temperature": 0}
+    body = {"prompt": [sequence] * (WHILE_PUSHED // 20), "echo": True, "logprobs": 0, "max_tokens": 1, "temperature": 0}
 
     def choices_of_a_call(_: int) -> list[Any]:
         choices: list[Any] = http.post("/v1/completions", json=body).raise_for_status().json()["choices"]
         return choices
 
-    with httpx.Client(base_url=service_url, timeout=120) as http, ThreadPoolExecutor(4) as threads:
+    with httpx.Client(base_url=service_url, timeout=LIVE_TIMEOUT_S) as http, ThreadPoolExecutor(4) as threads:
         answered = threads.map(choices_of_a_call, range(20))
         states |= pushed(client, 33, 34, 35)
         choices = [choice for of_call in answered for choice in of_call]
     expected = expected_of(states, sequence)
-    assert len(choices) == 400
+    assert len(choices) == WHILE_PUSHED
     for choice in choices:
         logprobs = choice["logprobs"]["token_logprobs"][: len(sequence)]
         named = choice["weight_versions"][0]["version"]
