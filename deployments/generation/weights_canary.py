@@ -77,7 +77,7 @@ class WeightsCanary:
         """
         if self._adapters.current is not None:
             return await self.try_adapter(self._adapters.current)
-        before, self._remembered = self._remembered, (self._swaps(), await self._play(None, is_checked=True))
+        before, self._remembered = self._remembered, (self._swaps(), await self.play(None, is_checked=True))
         return before == (self._remembered[0] - 1, self._remembered[1])
 
     async def try_adapter(self, adapter: LoadedAdapter) -> bool:
@@ -86,11 +86,15 @@ class WeightsCanary:
         Returns:
             Whether it changes no log-probability.
         """
-        logprobs, without = await asyncio.gather(self._play(adapter, is_checked=True), self._play(None))
+        logprobs, without = await asyncio.gather(self.play(adapter, is_checked=True), self.play(None))
         return logprobs == without
 
-    async def _play(self, adapter: LoadedAdapter | None, is_checked: bool = False) -> Logprobs:
-        """As the engine says them, finite or not. Args: `is_checked` raises as `_refuse_bad_canary`."""
+    async def play(self, adapter: LoadedAdapter | None, is_checked: bool = False) -> Logprobs:
+        """Log-probabilities of the prompts and of what follows them, finite or not, with an adapter or without.
+
+        Args:
+            is_checked: raises as `_refuse_bad_canary` does.
+        """
         # No rollout may find in the prefix cache what a version has computed that is refused afterwards.
         salt = uuid4().hex
         outputs = await asyncio.gather(*(self._generate(prompt, adapter, salt) for prompt in self._prompts()))

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 def replica_actors() -> dict[str, list[Any]]:
     """Those that run, by the name of their deployment."""
-    client: Any = serve.context._get_global_client()
+    client: Any = serve.context._get_global_client()  # noqa: SLF001 - Serve has no public one
     deployments = client.get_serve_details()["applications"][APPLICATION]["deployments"]
     return {
         name: list(living(replica["actor_name"] for replica in deployment["replicas"] if replica["state"] == "RUNNING"))
@@ -41,9 +41,9 @@ def done_in(actor: Any, work: Callable[[Any], Result]) -> Result:
 
 def event_loop_of(replica: Any) -> Any:
     """The event loop of our code in the process of Serve's replica."""
-    return replica._replica_impl._user_callable_wrapper.event_loop
+    return replica._replica_impl._user_callable_wrapper.event_loop  # noqa: SLF001 - Serve has no public one
 
 
 def instance_of(replica: Any) -> Any:
     """The object of ours that the replica serves."""
-    return replica._replica_impl._user_callable_wrapper._callable
+    return replica._replica_impl._user_callable_wrapper._callable  # noqa: SLF001 - Serve has no public one

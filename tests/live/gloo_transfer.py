@@ -46,7 +46,7 @@ NOT_CONNECTED = "Trainer and engines are not connected (any more): begin with tr
 
 def register() -> None:
     """Makes `backend: gloo` known to vLLM in this process; may be called more than once."""
-    if "gloo" not in WeightTransferEngineFactory._registry:
+    if "gloo" not in WeightTransferEngineFactory._registry:  # noqa: SLF001 - vLLM says nowhere else what is registered
         WeightTransferEngineFactory.register_engine("gloo", GlooWeightTransferEngine)
         WeightTransferTrainerFactory.register_engine("gloo", GlooTrainerWeightTransferEngine)
 
@@ -68,7 +68,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTran
 
     init_info_cls = GlooInitInfo
     update_info_cls = NCCLWeightTransferUpdateInfo
-    _group: ProcessGroupGloo | None = None
+    group: ProcessGroupGloo | None = None
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         """Raises `RuntimeError` if not all processes arrive in time."""
@@ -77,7 +77,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTran
         store = rendezvous_store(init_info, is_master=False)
         store.set(arrival_key(rank), "")
         store.wait([ALL_HAVE_ARRIVED], RENDEZVOUS_TIMEOUT)
-        self._group = ProcessGroupGloo(store, rank, init_info.world_size, TENSOR_TIMEOUT)
+        self.group = ProcessGroupGloo(store, rank, init_info.world_size, TENSOR_TIMEOUT)
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
@@ -103,7 +103,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTran
         receiving = broadcast(self, tensor)
         try:
             while not receiving.is_completed():
-                if self._group is None:
+                if self.group is None:
                     raise RuntimeError(NOT_CONNECTED)
                 time.sleep(POLL_S)
             receiving.wait()
@@ -135,7 +135,7 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
 
     init_info_cls = GlooTrainerInitInfo
     source: WeightSource
-    _group: ProcessGroupGloo | None = None
+    group: ProcessGroupGloo | None = None
 
     @classmethod
     def trainer_init(
@@ -162,7 +162,7 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
             workers = [arrival_key(rank) for rank in range(1, init_info.world_size)]
             wait_while_running(connecting, lambda: store.check(workers))
             store.set(ALL_HAVE_ARRIVED, "")
-            self._group = ProcessGroupGloo(store, TRAINER_RANK, init_info.world_size, TENSOR_TIMEOUT)
+            self.group = ProcessGroupGloo(store, TRAINER_RANK, init_info.world_size, TENSOR_TIMEOUT)
             connecting.result()
 
     def send_weights(self) -> None:
@@ -173,14 +173,14 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
                 trainer has to begin with `trainer_init` again.
         """
         metadata = self.source.metadata()
-        if self._group is None:
+        if self.group is None:
             raise RuntimeError(NOT_CONNECTED)
         self.client.start_weight_update()
         with ThreadPoolExecutor(1) as pool:
             receiving = pool.submit(self.client.update_weights, asdict(update_info_of(metadata)))
             try:
                 for _, tensor in self.source:
-                    self._send(tensor, receiving)
+                    self.send(tensor, receiving)
             except BaseException as broken:
                 self.shutdown()
                 if isinstance(broken, RuntimeError):
@@ -190,7 +190,7 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
             receiving.result()
         self.client.finish_weight_update()
 
-    def _send(self, tensor: torch.Tensor, receiving: "Future[None]") -> None:
+    def send(self, tensor: torch.Tensor, receiving: "Future[None]") -> None:
         sending = broadcast(self, tensor.detach().cpu().contiguous())
         try:
             wait_while_running(receiving, sending.is_completed)
@@ -207,7 +207,7 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
 def close(engine: "GlooWeightTransferEngine | GlooTrainerWeightTransferEngine") -> None:
     """Closes the connections. In a thread, because gloo first waits until the current broadcast ends or times out."""
     with STARTING_OR_CLOSING:
-        last_reference, engine._group = [engine._group], None
+        last_reference, engine.group = [engine.group], None
     Thread(target=last_reference.clear, daemon=True).start()
 
 
@@ -242,7 +242,7 @@ def broadcast(engine: Any, tensor: torch.Tensor) -> Work:
     options = BroadcastOptions()
     options.rootRank, options.rootTensor, options.asyncOp = TRAINER_RANK, 0, True
     with STARTING_OR_CLOSING:
-        if engine._group is None:
+        if engine.group is None:
             raise RuntimeError(NOT_CONNECTED)
-        work: Work = engine._group.broadcast([tensor.reshape(-1).view(torch.uint8)], options)
+        work: Work = engine.group.broadcast([tensor.reshape(-1).view(torch.uint8)], options)
     return work

@@ -118,5 +118,5 @@ def build(settings: PolicySettings, model: Path, nodes: int) -> Application:
 def handle_of(name: str) -> Any:
     """Of a deployment, for a program without an event loop."""
     handle: Any = serve.get_deployment_handle(name, app_name="rollout")
-    handle._init(_run_router_in_separate_loop=True)
+    handle._init(_run_router_in_separate_loop=True)  # noqa: SLF001 - Serve's own handles do so
     return handle

@@ -87,7 +87,7 @@ async def loaded_from(engine: VLLMEngine, folder: Path) -> AsyncIterator[LoadedA
 async def logprobs(engine: VLLMEngine, folder: Path) -> Any:
     async with loaded_from(engine, folder) as loaded:
         assert await engine.canary.try_adapter(loaded) is False
-        return await engine.canary._play(loaded)
+        return await engine.canary.play(loaded)
 
 
 def test_names_of_wrapped_modules_reach_the_modules_that_they_name(
@@ -96,7 +96,7 @@ def test_names_of_wrapped_modules_reach_the_modules_that_they_name(
     llm, loop = engine
     folders = [as_stored(adapter(tmp_path / str(number), module)) for number, module in enumerate(MAPPED)]
     played = [loop.run(logprobs(llm, folder)) for folder in folders]
-    without = loop.run(llm.canary._play(None))
+    without = loop.run(llm.canary.play(None))
     assert played[0] != without
     assert played == [played[0]] * len(MAPPED)
 

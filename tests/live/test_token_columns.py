@@ -166,7 +166,7 @@ async def forked_session(engine: VLLMEngine, cuts_s: Sequence[float]) -> list[Se
         for before_s, cut_s in pairwise([0.0, *cuts_s]):
             await asyncio.sleep(cut_s - before_s)
             engine.weights.aborts += 1
-            await engine.llm.abort([running.engine_id for running in engine._running._running])
+            await engine.llm.abort(list(engine.llm.output_processor.request_states), internal=True)
 
     question: Any = {"role": "user", "content": "Say"}
     status, first = await served.answer("chat/completions", {"messages": [question]}, "s")

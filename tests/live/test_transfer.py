@@ -109,7 +109,7 @@ def test_replicas_go_back_in_place_when_the_trainer_falls_silent(client: Rollout
         playing = threads.submit(play, client)
         receiving = threads.submit(transfer.update_weights, asdict(update_info_of(metadata)))
         for _, tensor in islice(trainer.source, sent):
-            trainer._send(tensor, receiving)
+            trainer.send(tensor, receiving)
         with pytest.raises(ConnectAgain, match=r"go back to the weights before it: .*the trainer sent nothing for 5 s"):
             receiving.result()
         assert_of_weights(playing.result().samples, version, state)

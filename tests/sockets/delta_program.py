@@ -68,11 +68,11 @@ def main() -> None:
     updater.connect_rollout_engines([], None)
     updater.weights = Path(job["checkpoint"], "model.safetensors")
     # As `update_weights`, without its metrics, which it counts on a GPU, and its engines.
-    updater._capture_baseline()
+    updater._capture_baseline()  # noqa: SLF001 - what slime's own updater calls
     for weights in job["versions"]:
         updater.weights = Path(weights)
         updater.weight_version += 1
-        updater._publish()
+        updater._publish()  # noqa: SLF001 - what slime's own updater calls
     dist.destroy_process_group()
 
 

@@ -106,7 +106,7 @@ def of_slime(args: Options, prompts: Any) -> tuple[list[Any], list[Any]]:
     from slime.utils.http_utils import init_http_client
     from slime.utils.misc import SingletonMeta
 
-    SingletonMeta._instances.pop(GenerateState, None)
+    SingletonMeta._instances.pop(GenerateState, None)  # noqa: SLF001 - slime has one for each process
     init_http_client(args)
     made = generate_rollout(args, 0, prompts)
     return made.samples, prompts.groups
