@@ -110,6 +110,7 @@ def service_config(checkpoint_root: Path, followed_folder: Path, data_file: Path
         "import_path": "tests.live.following_environment:FollowingEnvironment",
         "data": {"files": str(data_file), "held_out": {"validation": 0.2}},
     }
+    application.args["rollout_records"] = {}
     application.args["policy"] = {
         "checkpoint_roots": [str(checkpoint_root)],
         "follow": {"folder": str(followed_folder), "format": "miles_disk_delta", "poll_s": 0.5},
@@ -151,7 +152,7 @@ def small_config() -> ServeDeploySchema:
     [application] = config.applications
     math, played_by = "deployments.tasks.math:MathEnvironment", "tests.live.played_by_agents"
     application.args["sessions"] = {}
-    application.args["engine"]["num_cpus"] = 0.5
+    application.args["engine"]["num_cpus"] = 0.3
     command = {"argv": [sys.executable, str(HERE / "command_agent.py")]}
     application.args["environments"] |= {
         "asked_twice": {"agent": {"import_path": f"{played_by}:asks_twice", "scored_by": "agent"}},

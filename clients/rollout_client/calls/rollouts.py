@@ -163,6 +163,6 @@ def rows_of(name: str, rows: Iterable[Any]) -> list[list[Any]]:
     return lists
 
 
-def finite_or_none(value: float) -> float | None:
-    """JSON has no other numbers."""
-    return value if math.isfinite(value) else None
+def finite_or_none(value: float | None) -> float | None:
+    """JSON has no other numbers; a score has none for a first token."""
+    return value if value is not None and math.isfinite(value) else None

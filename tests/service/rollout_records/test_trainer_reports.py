@@ -75,7 +75,7 @@ async def reported(client: AsyncRolloutClient) -> tuple[ReportAnswer, Any, Any]:
     """The answer to a report of two rollouts and one that nobody knows, a record after it, and the ledger."""
     played = await recorded(client, num_generations=2)
     rollouts: list[Any] = [*played, "unknown"]
-    logprobs = [np.array([-1.0, -1.5]), [-1.0, -1.0], [-1.0]]
+    logprobs: list[Any] = [np.array([-1.0, -1.5]), [-1.0, -1.0], [None]]
     answer = await client.report_logprobs(rollouts, logprobs, masks=[[1, 0], [1, 0], [1]])
     return answer, await client.rollout_record(played[0].rollout_id or ""), await client.mismatch()
 
