@@ -38,36 +38,29 @@ if TYPE_CHECKING:
     from rollout_client.results import resumed as resumed
 
 _HOMES = {
-    "agent_runner": ("AgentRollout", "play_agent"),
-    "calls.async_client.client": ("AsyncRolloutClient",),
-    "calls.async_client.pusher": ("AsyncPolicyPusher",),
-    "calls.async_client.rollouts": ("AsyncRolloutStream",),
-    "calls.sync_client.client": ("RolloutClient",),
-    "calls.sync_client.pusher": ("PolicyPusher",),
-    "calls.sync_client.rollouts": ("RolloutStream",),
-    "contract.info": ("ServiceInfo",),
-    "contract.messages": ("Message",),
-    "contract.policy": ("PolicyState", "PushResult"),
-    "contract.rollouts": ("Keep", "RolloutRequest", "SampleInput", "SampleResult", "Sampling"),
-    "data_out.files": ("read_rollouts",),
-    "errors": (
-        "RequestRejected",
-        "RolloutError",
-        "RolloutTimeout",
-        "ServiceFailed",
-        "ServiceUnreachable",
-        "StreamBroken",
-    ),
-    "responses": ("RolloutResponse",),
-    "results": ("resumed",),
+    "agent_runner": "AgentRollout play_agent",
+    "calls.async_client.client": "AsyncRolloutClient",
+    "calls.async_client.pusher": "AsyncPolicyPusher",
+    "calls.async_client.rollouts": "AsyncRolloutStream",
+    "calls.sync_client.client": "RolloutClient",
+    "calls.sync_client.pusher": "PolicyPusher",
+    "calls.sync_client.rollouts": "RolloutStream",
+    "contract.info": "ServiceInfo",
+    "contract.messages": "Message",
+    "contract.policy": "PolicyState PushResult",
+    "contract.rollouts": "Keep RolloutRequest SampleInput SampleResult Sampling",
+    "data_out.files": "read_rollouts",
+    "errors": "RequestRejected RolloutError RolloutTimeout ServiceFailed ServiceUnreachable StreamBroken",
+    "responses": "RolloutResponse",
+    "results": "resumed",
 }
 """The modules of the names that are loaded when they are first used."""
-__all__ = ["__version__", *(name for names in _HOMES.values() for name in names)]
+__all__ = ["__version__", *(name for names in _HOMES.values() for name in names.split())]
 
 
 def __getattr__(name: str) -> Any:
     for module, names in _HOMES.items():
-        if name in names:
+        if name in names.split():
             globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
             return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

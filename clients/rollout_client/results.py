@@ -76,17 +76,13 @@ def is_clipped(sample: SampleResult) -> bool:
 
 
 STD_EPSILON = 1e-4
-"""TRL's GRPOTrainer adds the same value to the standard deviation."""
+"""Added to the standard deviation, as in TRL, so that equal rewards give 0 and not a division by zero."""
 
 
 def group_relative_advantages(
-    rewards: Sequence[float | None],
-    groups: Sequence[Hashable],
-    *,
-    scale_rewards: bool = True,
-    epsilon: float = STD_EPSILON,
+    rewards: Sequence[float | None], groups: Sequence[Hashable], *, scale_rewards: bool = True
 ) -> list[float]:
-    """`(reward - mean) / (std + epsilon)` over the rewards of one group, as in GRPO (arXiv:2402.03300).
+    """`(reward - mean) / (std + STD_EPSILON)` over the rewards of one group, as in GRPO (arXiv:2402.03300).
 
     Args:
         rewards: one per rollout; `None` where a rollout has no final reward. Such a rollout enters no statistic of its
@@ -94,12 +90,11 @@ def group_relative_advantages(
         groups: the group of each rollout, of the same length as `rewards`. The advantage in a group of one is 0.
         scale_rewards: divide by the standard deviation with n - 1 degrees of freedom, as TRL's GRPOTrainer does.
             Without it the result is `reward - mean`, as in Dr. GRPO (arXiv:2503.20783).
-        epsilon: added to the standard deviation, so that equal rewards give 0 and not a division by zero.
     """
     known = known_by_group(rewards, groups)
     means = {group: math.fsum(found) / len(found) for group, found in known.items()}
     scales = {
-        group: sample_std(found, means[group]) + epsilon if scale_rewards else 1.0 for group, found in known.items()
+        group: sample_std(found, means[group]) + STD_EPSILON if scale_rewards else 1.0 for group, found in known.items()
     }
     return [
         0.0 if reward is None else (reward - means[group]) / scales[group]

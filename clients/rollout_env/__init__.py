@@ -1,65 +1,37 @@
 """For authors of environments: the base class, the records, and tests without the service. Needs pydantic alone."""
 
-from rollout_env.check import CheckFailed, Finding, check
-from rollout_env.environment import LostSession, Session, TaskEnvironment
-from rollout_env.models import (
-    ChatModel,
-    ModelRefused,
-    ModelReply,
-    ModelUnavailable,
-    RewardModel,
-    ScriptedChatModel,
-    ScriptedRewardModel,
-    escape_control_tokens,
-    json_data,
-)
-from rollout_env.play import PlayResult, aplay, play
-from rollout_env.records import (
-    ChatMessage,
-    JsonObject,
-    OutcomeInvalid,
-    SampleRejected,
-    StartOutcome,
-    StepOutcome,
-    TemporaryFailure,
-)
-from rollout_env.tool_calls import AnyCall, MalformedCall, ToolCall, reply_text, tool_calls_of
-from rollout_env.users import ModelUser, SimulatedUser, UserScenario, UserTurn, UserTurnMissing
-
-__all__ = [
-    "AnyCall",
-    "ChatMessage",
-    "ChatModel",
-    "CheckFailed",
-    "Finding",
-    "JsonObject",
-    "LostSession",
-    "MalformedCall",
-    "ModelRefused",
-    "ModelReply",
-    "ModelUnavailable",
-    "ModelUser",
-    "OutcomeInvalid",
-    "PlayResult",
-    "RewardModel",
-    "SampleRejected",
-    "ScriptedChatModel",
-    "ScriptedRewardModel",
-    "Session",
-    "SimulatedUser",
-    "StartOutcome",
-    "StepOutcome",
-    "TaskEnvironment",
-    "TemporaryFailure",
-    "ToolCall",
-    "UserScenario",
-    "UserTurn",
-    "UserTurnMissing",
-    "aplay",
-    "check",
-    "escape_control_tokens",
-    "json_data",
-    "play",
-    "reply_text",
-    "tool_calls_of",
-]
+from rollout_env.check import CheckFailed as CheckFailed
+from rollout_env.check import Finding as Finding
+from rollout_env.check import check as check
+from rollout_env.environment import LostSession as LostSession
+from rollout_env.environment import Session as Session
+from rollout_env.environment import TaskEnvironment as TaskEnvironment
+from rollout_env.models import ChatModel as ChatModel
+from rollout_env.models import ModelRefused as ModelRefused
+from rollout_env.models import ModelReply as ModelReply
+from rollout_env.models import ModelUnavailable as ModelUnavailable
+from rollout_env.models import RewardModel as RewardModel
+from rollout_env.models import ScriptedChatModel as ScriptedChatModel
+from rollout_env.models import ScriptedRewardModel as ScriptedRewardModel
+from rollout_env.models import escape_control_tokens as escape_control_tokens
+from rollout_env.models import json_data as json_data
+from rollout_env.play import PlayResult as PlayResult
+from rollout_env.play import aplay as aplay
+from rollout_env.play import play as play
+from rollout_env.records import ChatMessage as ChatMessage
+from rollout_env.records import JsonObject as JsonObject
+from rollout_env.records import OutcomeInvalid as OutcomeInvalid
+from rollout_env.records import SampleRejected as SampleRejected
+from rollout_env.records import StartOutcome as StartOutcome
+from rollout_env.records import StepOutcome as StepOutcome
+from rollout_env.records import TemporaryFailure as TemporaryFailure
+from rollout_env.tool_calls import AnyCall as AnyCall
+from rollout_env.tool_calls import MalformedCall as MalformedCall
+from rollout_env.tool_calls import ToolCall as ToolCall
+from rollout_env.tool_calls import reply_text as reply_text
+from rollout_env.tool_calls import tool_calls_of as tool_calls_of
+from rollout_env.users import ModelUser as ModelUser
+from rollout_env.users import SimulatedUser as SimulatedUser
+from rollout_env.users import UserScenario as UserScenario
+from rollout_env.users import UserTurn as UserTurn
+from rollout_env.users import UserTurnMissing as UserTurnMissing

@@ -19,7 +19,7 @@ from tests.service.scripted_http import ScriptedHttp
 PROMPTS = [{"task_name": "math", "messages": [{"role": "user", "content": f"What is {n} + 1?"}]} for n in range(3)]
 
 
-def test_each_sample_gets_a_group_in_input_order_with_rewards_and_what_was_generated() -> None:
+def test_each_sample_gets_a_group_in_input_order_with_its_rewards() -> None:
     service = AgentService()
     given: list[tuple[str | int, bool]] = []
 
@@ -73,7 +73,7 @@ def test_each_run_gets_a_sample_of_its_own_which_it_may_change(typed: bool) -> N
     assert samples == before
 
 
-def test_a_sample_with_what_json_does_not_have_is_named_before_a_run_begins() -> None:
+def test_a_sample_that_is_not_json_is_named_before_a_run_begins() -> None:
     async def agent(_base_url: str, _api_key: str, _sample: SampleInput) -> float:
         raise AssertionError("A run has begun.")
 
@@ -82,7 +82,7 @@ def test_a_sample_with_what_json_does_not_have_is_named_before_a_run_begins() ->
         AgentService().call(lambda client: play_agent(client, agent, samples))
 
 
-def test_a_run_is_one_rollout_with_its_last_branch_as_the_log_and_the_others_beside_it() -> None:
+def test_a_run_is_one_rollout_with_its_last_branch_as_the_log() -> None:
     service = AgentService()
 
     async def agent(base_url: str, _api_key: str, sample: SampleInput) -> float | None:

@@ -28,7 +28,7 @@ def generate(repository: Path, *arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_a_changed_source_a_changed_file_and_one_without_a_source_are_named_and_mended(repository: Path) -> None:
+def test_stale_files_and_files_without_a_source_are_named_and_mended(repository: Path) -> None:
     calls = repository / "clients" / "rollout_client" / "calls"
     source = calls / "async_client" / "rollouts.py"
     source.write_text(source.read_text() + "\n\nasync def further() -> None:\n    await further()\n")

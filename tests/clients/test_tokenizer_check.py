@@ -80,7 +80,7 @@ def test_tokens_with_other_ids_are_named(tmp_path: Path) -> None:
     )
 
 
-def test_of_many_different_tokens_the_first_are_named_and_the_others_counted() -> None:
+def test_of_many_different_tokens_the_first_are_named_the_rest_counted() -> None:
     tokenizer = load()
     theirs = [*tokens_by_id(tokenizer)[:-5], "x", "y"]
     assert list(differences_of(tokenizer, service_info(tokenizer), theirs)) == [
@@ -112,7 +112,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_differs() -> None:
     ]
 
 
-def test_a_chat_template_that_renders_in_another_way_differs_and_one_that_renders_alike_does_not() -> None:
+def test_a_chat_template_differs_only_if_it_renders_in_another_way() -> None:
     ours, info = load(), service_info(load())
     template = ours.chat_template
     ours.chat_template = "{# marked for training #}" + template
@@ -132,7 +132,7 @@ def test_a_chat_template_that_renders_in_another_way_differs_and_one_that_render
     assert next(differences_of(ours, info)).startswith("the chat template makes nothing of a short chat here and '<|us")
 
 
-def test_a_trainer_without_a_chat_template_renders_nothing_that_could_differ() -> None:
+def test_a_trainer_without_a_chat_template_does_not_differ() -> None:
     ours, info = load(), service_info(load())
     ours.chat_template = None
     check_tokenizer(ours, info, None)

@@ -177,10 +177,7 @@ class Upload:
 
     def _headers(self, chunk: Chunk, begin: int) -> dict[str, str]:
         total = "*" if self.total_bytes is None else self.total_bytes
-        headers = {
-            "content-type": SAFETENSORS,
-            "content-range": f"bytes {begin}-{chunk.end - 1}/{total}",
-        }
+        headers = {"content-type": SAFETENSORS, "content-range": f"bytes {begin}-{chunk.end - 1}/{total}"}
         if self._is_compressed:
             headers["content-encoding"] = "zstd"
         if chunk.is_last and self._content.digest is not None:

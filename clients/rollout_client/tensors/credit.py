@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_client.results import STD_EPSILON, group_relative_advantages
+from rollout_client.results import group_relative_advantages
 from rollout_client.tensors.rollouts import TokenColumns, boundaries
 from rollout_client.turn_rewards import rewards_by_turn
 
@@ -19,13 +19,9 @@ Credit = Literal["total", "turn"] | CreditFunction
 
 
 def turn_advantages(
-    rewards: Sequence[Sequence[float]],
-    *,
-    discount: float = 1.0,
-    scale_rewards: bool = True,
-    epsilon: float = STD_EPSILON,
+    rewards: Sequence[Sequence[float]], *, discount: float = 1.0, scale_rewards: bool = True
 ) -> list[list[float]]:
-    """`(return - mean) / (std + epsilon)` of each turn, over the returns of all turns of all rollouts of one group.
+    """`(return - mean) / (std + STD_EPSILON)` of each turn, over the returns of all turns of all rollouts of one group.
 
     The return of a turn is its reward and the discounted rewards of the turns after it: each turn is a sample of its
     own in the group of GRPO, as Kevin trains (arXiv:2507.11948, section 4). Where rollouts have one turn each, the
@@ -35,7 +31,7 @@ def turn_advantages(
     Args:
         rewards: by rollout and turn.
         discount: factor of a reward for each turn that it lies ahead.
-        scale_rewards, epsilon: as in `group_relative_advantages`.
+        scale_rewards: as in `group_relative_advantages`.
 
     Raises:
         ValueError: `discount` is not between 0 and 1.
@@ -44,9 +40,7 @@ def turn_advantages(
         raise ValueError(f"discount must be between 0 and 1, and it is {discount}.")
     returns = [_discounted_returns(of_rollout, discount) for of_rollout in rewards]
     pooled = list(chain.from_iterable(returns))
-    advantages = iter(
-        group_relative_advantages(pooled, [0] * len(pooled), scale_rewards=scale_rewards, epsilon=epsilon)
-    )
+    advantages = iter(group_relative_advantages(pooled, [0] * len(pooled), scale_rewards=scale_rewards))
     return [[next(advantages) for _ in of_rollout] for of_rollout in returns]
 
 

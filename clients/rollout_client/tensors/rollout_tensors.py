@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rollout_client.calls.rollouts import ReportColumns
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult
-from rollout_client.results import STD_EPSILON, UNKNOWN_VERSION, group_relative_advantages
+from rollout_client.results import UNKNOWN_VERSION, group_relative_advantages
 from rollout_client.tensors.credit import Credit, credited_tokens, turn_advantages, turns_of
 from rollout_client.tensors.included import included_tensors
 from rollout_client.tensors.padding import PaddingSide, padded, token_mask
@@ -132,7 +132,6 @@ def to_tensors(
     pad_to_multiple_of: int = 1,
     not_final: NotFinal = "drop",
     scale_rewards: bool = True,
-    epsilon: float = STD_EPSILON,
     group_of: GroupOf = idx_of,
     credit: Credit = "total",
     discount: float = 1.0,
@@ -149,7 +148,6 @@ def to_tensors(
             statistic of their group in either case. `drop` leaves them out; `mask` keeps their rows with advantage 0
             and loss mask 0, for trainers that need batches of a fixed size.
         scale_rewards: divide advantages by the standard deviation of their group (GRPO), or not (Dr. GRPO).
-        epsilon: added to that standard deviation.
         group_of: the group of a rollout; equal values are one group. The default is `idx`: the sample's place in its
             request, unless the sample brought its own. So samples with equal `idx` are one group whatever their prompts
             are, and so are rollouts of several requests, each of which counts from 0: pass a function that tells them
@@ -174,11 +172,11 @@ def to_tensors(
     mask = token_mask(columns.lengths, padding_side, pad_to_multiple_of)
     is_final = [final is not None for final in finals]
     if credit == "total":
-        of_rollouts = group_relative_advantages(finals, groups, scale_rewards=scale_rewards, epsilon=epsilon)
+        of_rollouts = group_relative_advantages(finals, groups, scale_rewards=scale_rewards)
         advantages = torch.tensor(of_rollouts, dtype=torch.float32)
     else:
         if credit == "turn":
-            credit = partial(turn_advantages, discount=discount, scale_rewards=scale_rewards, epsilon=epsilon)
+            credit = partial(turn_advantages, discount=discount, scale_rewards=scale_rewards)
         turns = turns_of(columns, finals, are_whole)
         advantages = padded(credited_tokens(columns, turns, groups, is_final, credit), mask, 0, np.float32)
     return RolloutTensors(

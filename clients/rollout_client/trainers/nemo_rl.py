@@ -50,6 +50,7 @@ def run_multi_turn_rollout(
     greedy: bool = False,
     *,
     not_final: NotFinal = "raise",
+    schedule: Literal["async", "lockstep"] = "lockstep",
     **options: Unpack[ServiceOptions],
 ) -> tuple[Batch, dict[str, Any]]:
     """Plays the batch in lockstep: in each turn all samples generate, then all environments step.
@@ -61,6 +62,7 @@ def run_multi_turn_rollout(
             fields; all of one length. `extra_env_info` must be JSON, but for numbers and arrays of numpy and torch.
         max_seq_len: limit of one sample in tokens: prompt, generations and observations together.
         max_rollout_turns: limit of one sample in generations.
+        schedule: `async` as `run_async_multi_turn_rollout` has it.
         greedy: take the most likely token at each step.
         not_final: treatment of samples that failed or that `deadline_s` cut off; NeMo-RL has no such samples.
             `raise` raises `RolloutsNotFinal`. `mask` sets their `loss_multiplier` to 0, and their `total_reward` to the
@@ -81,21 +83,31 @@ def run_multi_turn_rollout(
         RolloutsNotFinal: see `not_final`.
         NotJson: the batch holds a value that is not JSON; it names the row and the field.
     """
-    return _run_batch(client, input_batch, "lockstep", max_seq_len, max_rollout_turns, greedy, not_final, options)
+    given: RolloutOptions = {
+        **cast(RolloutOptions, options),
+        "sampling": sampling_fields(options) | ({"greedy": True} if greedy else {}),
+        "max_seq_len": max_seq_len,
+        "max_rollout_turns": max_rollout_turns,
+        "schedule": schedule,
+    }
+    response = client.rollout(_samples_of(input_batch), **given)
+    rewards = [final_reward(sample) for sample in response.samples]
+    lost = [sample for sample, reward in zip(response.samples, rewards, strict=True) if reward is None]
+    if lost and not_final == "raise":
+        raise RolloutsNotFinal(lost, len(rewards))
+    changed = _changed_fields(input_batch, response.samples, rewards, not_final)
+    batch_class = cast(Any, type(input_batch))
+    return batch_class({**input_batch, **changed}), dict(response.metrics)
 
 
 def run_async_multi_turn_rollout(
-    client: RolloutClient,
-    input_batch: Batch,
-    max_seq_len: int,
-    max_rollout_turns: int = 999999,
-    greedy: bool = False,
-    *,
-    not_final: NotFinal = "raise",
-    **options: Unpack[ServiceOptions],
+    client: RolloutClient, input_batch: Batch, *limits: Any, **options: Any
 ) -> tuple[Batch, dict[str, Any]]:
-    """`run_multi_turn_rollout`, but no sample waits for another within a turn. Returns when all samples have ended."""
-    return _run_batch(client, input_batch, "async", max_seq_len, max_rollout_turns, greedy, not_final, options)
+    """`run_multi_turn_rollout` with its arguments, but no sample waits for another within a turn.
+
+    Returns when all samples have ended.
+    """
+    return run_multi_turn_rollout(client, input_batch, *limits, schedule="async", **options)
 
 
 def report_prev_logprobs(
@@ -128,33 +140,6 @@ def report_prev_logprobs(
         masks=unpadded(mask, is_token),
         token_ids=unpadded(input_ids, is_token),
     )
-
-
-def _run_batch(
-    client: RolloutClient,
-    input_batch: Batch,
-    schedule: Literal["async", "lockstep"],
-    max_seq_len: int,
-    max_rollout_turns: int,
-    greedy: bool,
-    not_final: NotFinal,
-    options: ServiceOptions,
-) -> tuple[Batch, dict[str, Any]]:
-    given: RolloutOptions = {
-        **cast(RolloutOptions, options),
-        "sampling": sampling_fields(options) | ({"greedy": True} if greedy else {}),
-        "max_seq_len": max_seq_len,
-        "max_rollout_turns": max_rollout_turns,
-        "schedule": schedule,
-    }
-    response = client.rollout(_samples_of(input_batch), **given)
-    rewards = [final_reward(sample) for sample in response.samples]
-    lost = [sample for sample, reward in zip(response.samples, rewards, strict=True) if reward is None]
-    if lost and not_final == "raise":
-        raise RolloutsNotFinal(lost, len(rewards))
-    changed = _changed_fields(input_batch, response.samples, rewards, not_final)
-    batch_class = cast(Any, type(input_batch))
-    return batch_class({**input_batch, **changed}), dict(response.metrics)
 
 
 def _samples_of(batch: Mapping[str, Any]) -> list[JsonObject]:

@@ -72,18 +72,16 @@ class ThreadedChecksum(AbstractContextManager["ThreadedChecksum"]):
     def add(self, name: str, dtype: str, shape: Iterable[int], data: Data) -> None:
         """Adds a tensor. Its data must not change before `hexdigest` returns, or two more tensors are added."""
         self._waiting.append(self._thread.submit(self._checksum.add, name, dtype, shape, [data]))
-        self._wait_for_all_but(HASHED_BEHIND + 1)
+        if len(self._waiting) > HASHED_BEHIND + 1:
+            self._waiting.popleft().result()
 
     def hexdigest(self) -> str:
-        self._wait_for_all_but(0)
+        for adding in self._waiting:
+            adding.result()
         return self._checksum.hexdigest()
 
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown(cancel_futures=True)
-
-    def _wait_for_all_but(self, count: int) -> None:
-        while len(self._waiting) > count:
-            self._waiting.popleft().result()
 
 
 def file_checksum(path: str | os.PathLike[str]) -> str:

@@ -43,7 +43,7 @@ class BadDelta(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TensorChanges:
-    """Changes of one tensor; both arrays are 1-D and of one length."""
+    """Changes of one tensor; both arrays are 1-D and of one length. Those of a file are so by `delta_entries`."""
 
     gaps: Gaps
     values: Bits
@@ -92,10 +92,7 @@ def apply_changes(name: str, base: Bits, changes: TensorChanges) -> None:
     Raises:
         BadDelta: the changes do not fit tensor `name`; `base` is unchanged.
     """
-    gaps, values = changes.gaps, changes.values
-    if gaps.dtype != np.int32 or values.dtype != base.dtype:
-        raise BadDelta(name, f"gaps are {gaps.dtype} and values {values.dtype}; int32 and {base.dtype} must be.")
-    base[changed_places(name, base.size, changes)] = values
+    base[changed_places(name, base.size, changes)] = changes.values
 
 
 def changed_places(name: str, count: int, changes: TensorChanges) -> Places:
@@ -104,11 +101,7 @@ def changed_places(name: str, count: int, changes: TensorChanges) -> Places:
     Raises:
         BadDelta: the changes do not fit the tensor.
     """
-    gaps, values = changes.gaps, changes.values
-    if gaps.ndim != 1 or values.ndim != 1:
-        raise BadDelta(name, f"gaps and values have {gaps.ndim} and {values.ndim} dimensions; each must have one.")
-    if gaps.size != values.size:
-        raise BadDelta(name, f"there are {gaps.size} gaps and {values.size} values; the numbers must be equal.")
+    gaps = changes.gaps
     if not gaps.size:
         return np.empty(0, np.int64)
     if gaps[0] < 0 or (gaps[1:] < 1).any():

@@ -18,7 +18,6 @@ from rollout_client.calls.options import (
     CallOptions,
     ClientSettings,
     key_in_file,
-    merged,
     service_url,
     without_password,
 )
@@ -165,10 +164,6 @@ def test_negative_retries_are_a_value_error(retries: int) -> None:
         ClientSettings(httpx.URL(URL), retries=retries)
     with pytest.raises(ValueError, match=f"^retries={retries}: "):
         ClientSettings(httpx.URL(URL)).limits({"retries": retries})
-
-
-def test_added_headers_replace_those_of_the_same_name_in_any_case() -> None:
-    assert merged({"X-A": "1", "x-b": "2"}, None, {"x-a": "3"}) == httpx.Headers({"x-a": "3", "x-b": "2"})
 
 
 def test_the_argument_comes_first_and_loopback_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load, save_file
 from tenacity import wait_none
 
 from rollout_client import AsyncRolloutClient, RequestRejected, RolloutTimeout, ServiceUnreachable
-from rollout_client.contract.policy import NamedPolicyState, PolicyLayout, PushResult
+from rollout_client.contract.policy import NamedPolicyState, PushResult
 from rollout_client.weights.file_tensors import RankTooHigh
 from rollout_client.weights.safetensors_file import NotSafetensors
 from rollout_client.weights.sources import full_weights
@@ -75,7 +75,7 @@ def saved_adapter(folder: Path, config: str = '{"r": 2}') -> Path:
 # What is sent
 
 
-def test_weights_are_sent_in_chunks_that_name_their_place_and_the_last_one_the_digest(policy: ScriptedPolicy) -> None:
+def test_chunks_of_weights_name_their_place_and_the_last_one_the_digest(policy: ScriptedPolicy) -> None:
     state = bf16_state()
     update = push(policy, state, 7, chunk_bytes=80)
     assert update == PushResult(version=7, checksum=None, replicas=[], sent_bytes=206, push_s=update.push_s)
@@ -224,7 +224,7 @@ def test_a_checkpoint_that_the_service_fetches_is_named(policy: ScriptedPolicy) 
     assert put.headers["content-type"] == "application/json"
 
 
-def test_a_checkpoint_is_asked_for_again_only_where_the_service_took_nothing_on(policy: ScriptedPolicy) -> None:
+def test_a_checkpoint_is_retried_only_where_the_service_has_not_begun(policy: ScriptedPolicy) -> None:
     policy.script += [(503, {}), None, CUT]
     assert call(policy.url, "load_checkpoint", "/weights").version == 1
     assert len(policy.puts) == 2
@@ -316,7 +316,7 @@ def test_weights_that_were_damaged_on_their_way_are_sent_again_as_a_whole(policy
     assert digests == [None, None, digest_of(policy.versions[1])] * 2
 
 
-def test_a_call_that_broke_off_during_the_update_waits_for_its_end_and_asks_for_the_answer(
+def test_a_push_that_broke_off_during_the_update_awaits_its_answer(
     policy: ScriptedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rollout_client.calls.async_client.weights.POLL_S", 0.01)
@@ -351,12 +351,6 @@ def test_disconnects_without_end_end_after_the_retries(policy: ScriptedPolicy) -
 
 
 # What is asked
-
-
-def test_the_policy_and_its_layout_come_typed(policy: ScriptedPolicy) -> None:
-    assert call(policy.url, "policy.state").current == 0
-    layout: PolicyLayout = call(policy.url, "policy.layout")
-    assert layout == layout_of(LAYOUT)
 
 
 @pytest.mark.usefixtures("waits")

@@ -100,7 +100,7 @@ def test_full_weights_come_first_and_then_what_changed(service: Service, push: P
     assert len(service.versions[2]) < len(service.versions[1]) / 2
 
 
-def test_of_partial_weights_only_those_and_then_what_changed_of_them_are_sent(service: Service) -> None:
+def test_partial_weights_come_first_and_then_what_changed_of_them(service: Service) -> None:
     trained = [{"embed.weight": state["embed.weight"]} for state in states(3)]
     push_sync(service.url, trained, is_partial=True)
     assert service.kinds == ["partial", "delta", "delta"]
@@ -119,7 +119,7 @@ def test_a_model_in_the_dtype_of_the_wire_may_change_after_it_was_taken(service:
     assert save(load(service.content(1))) == kept
 
 
-def test_a_pusher_keeps_the_result_of_its_last_push_whose_seconds_include_finding_what_changed(
+def test_a_pusher_keeps_its_last_result_with_the_seconds_of_the_capture(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with RolloutClient(service.url) as client:

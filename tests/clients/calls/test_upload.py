@@ -70,7 +70,7 @@ def state_of(policy: ScriptedPolicy) -> UploadState | PolicyState:
 
 
 @given(st.integers(1, 200), st.lists(st.none() | st.integers(0, 200), max_size=8), st.booleans())
-def test_after_any_disconnects_the_service_has_the_content_and_each_cost_at_most_one_chunk(
+def test_each_disconnect_costs_one_chunk_at_most_and_the_content_arrives(
     chunk_bytes: int, disconnects: list[int | None], is_repeatable: bool
 ) -> None:
     """`disconnects` says for each call how many bytes of its body arrived before the answer was lost, or `None`."""
@@ -111,7 +111,7 @@ def test_the_size_of_a_compressed_upload_is_known_with_its_last_chunk() -> None:
 
 
 @pytest.mark.parametrize("received_bytes", [59, 121])
-def test_a_service_with_bytes_outside_the_current_chunk_gets_the_upload_from_its_start(received_bytes: int) -> None:
+def test_bytes_outside_of_the_current_chunk_restart_the_upload(received_bytes: int) -> None:
     upload = upload_of()
     upload.next_call()
     upload.handle_response(arrived(60))
@@ -143,12 +143,6 @@ def test_sharded_weights_are_not_gathered_twice() -> None:
         upload.resume_from(NOTHING_KNOWN)
 
 
-def test_a_chunk_needs_a_byte() -> None:
-    assert upload_of(chunk_bytes=1).next_call().body == CONTENT[:1]
-    with pytest.raises(ValueError, match=r"^chunk_bytes=0: a chunk needs at least one byte\.$"):
-        upload_of(chunk_bytes=0)
-
-
 BLOCKS = st.lists(st.binary(max_size=20), max_size=8)
 
 
@@ -161,14 +155,6 @@ def test_chunks_have_one_size_join_to_the_blocks_and_the_last_is_known(blocks: l
     assert [chunk.end - chunk.begin for chunk in made] == [len(chunk.body) for chunk in made]
     assert all(len(chunk.body) == chunk_bytes for chunk in made[:-1])
     assert [chunk.is_last for chunk in made] == [False] * (len(made) - 1) + [True]
-
-
-@given(BLOCKS)
-def test_a_compressed_upload_is_one_zstd_stream_of_the_blocks(blocks: list[bytes]) -> None:
-    stream = b"".join(compressed(iter(blocks)))
-    decompressor = zstandard.ZstdDecompressor().decompressobj()
-    assert decompressor.decompress(stream) == b"".join(blocks)
-    assert decompressor.unused_data == b""
 
 
 def test_a_block_above_the_limit_is_compressed_in_parts() -> None:

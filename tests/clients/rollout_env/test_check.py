@@ -261,7 +261,7 @@ async def endless(*_: Any) -> StepOutcome:
         ),
     ],
 )
-def test_a_method_that_does_not_keep_the_rules_is_found_once_with_its_first_place(
+def test_a_method_that_breaks_the_rules_is_found_once_with_its_first_place(
     environment: Any, arguments: Any, rule: Any, message: str
 ) -> None:
     assert findings_of(environment, **arguments) == [Finding(rule, message)]

@@ -50,10 +50,6 @@ HALVES: Callable[..., np.ndarray[Any, Any]] = lambda *values: np.array(values, n
 @pytest.mark.parametrize(
     ("gaps", "values", "sentence"),
     [
-        (GAPS([0, 1]), HALVES(1, 2), "gaps and values have 2 and 1 dimensions"),
-        (np.array([0, 1], np.int64), HALVES(1, 2), "gaps are int64 and values uint16; int32 and uint16 must be"),
-        (GAPS(0, 1), np.array([1, 2], np.uint32), "gaps are int32 and values uint32"),
-        (GAPS(0, 1), HALVES(1), "there are 2 gaps and 1 values"),
         (GAPS(-1), HALVES(1), "a gap is too small"),
         (GAPS(0, 0), HALVES(1, 2), "a gap is too small"),
         (GAPS(4), HALVES(1), "place 4 is changed, and the tensor has only 4 values"),

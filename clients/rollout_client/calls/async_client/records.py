@@ -52,10 +52,7 @@ class AsyncRecordCalls(AsyncResource):
         return (await self._connection.short(call, options)).rollouts
 
     async def report_logprobs(
-        self,
-        rollouts: Iterable[str | SampleResult | None],
-        logprobs: Iterable[Any],
-        **options: Unpack[ReportOptions],
+        self, rollouts: Iterable[str | SampleResult | None], logprobs: Iterable[Any], **options: Unpack[ReportOptions]
     ) -> ReportAnswer:
         """Tells the service what a trainer has computed for the tokens of rollouts, and returns what that shows.
 

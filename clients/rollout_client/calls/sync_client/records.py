@@ -53,10 +53,7 @@ class RecordCalls(Resource):
         return (self._connection.short(call, options)).rollouts
 
     def report_logprobs(
-        self,
-        rollouts: Iterable[str | SampleResult | None],
-        logprobs: Iterable[Any],
-        **options: Unpack[ReportOptions],
+        self, rollouts: Iterable[str | SampleResult | None], logprobs: Iterable[Any], **options: Unpack[ReportOptions]
     ) -> ReportAnswer:
         """Tells the service what a trainer has computed for the tokens of rollouts, and returns what that shows.
 

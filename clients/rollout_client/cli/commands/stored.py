@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
@@ -15,7 +16,7 @@ from rollout_client.contract.records import ReplayedGeneration, ReplayResponse
 from rollout_client.contract.rollouts import SampleResult, SampleStatus
 from rollout_client.data_out.export import Export, ExportFormat, ExportSelection, export_rollouts
 from rollout_client.data_out.files import read_rollouts
-from rollout_client.data_out.image_folder import ImageFolder
+from rollout_client.data_out.image_folder import image_file
 from rollout_client.data_out.training_rows import Turns
 from rollout_client.errors import error_of_problem
 from rollout_client.results import FINAL_STATUSES
@@ -84,7 +85,7 @@ def export(
         exported = export_rollouts(rollouts, format, selection)
     else:
         with service.client() as client:
-            exported = export_rollouts(rollouts, format, selection, ImageFolder(images, client.image).file)
+            exported = export_rollouts(rollouts, format, selection, partial(image_file, images, client.image))
     exported.save(output)
     counts = {name: getattr(exported, name) for name in ("format", "rollouts", "left_out", "notes")}
     document = {**counts, "output": str(output), "rows": len(exported.rows)}

@@ -30,7 +30,7 @@ def test_a_service_that_does_not_get_ready_says_why(service: ScriptedService, mo
         call(service.url, lambda client: client.wait_until_ready(timeout_s=30))
 
 
-def test_an_http_client_of_the_callers_own_sends_the_requests_and_stays_open() -> None:
+def test_an_http_client_of_the_caller_sends_the_requests_and_stays_open() -> None:
     async def run() -> bool:
         async with AsyncRolloutClient("http://nowhere/at/", http_client=http_client) as client:
             await client.rollout([sample()])
@@ -41,7 +41,7 @@ def test_an_http_client_of_the_callers_own_sends_the_requests_and_stays_open() -
     assert [str(request.url) for request in requests] == ["http://nowhere/at/rollout"]
 
 
-def test_a_request_names_client_python_and_httpx_and_carries_the_headers_of_the_client() -> None:
+def test_a_request_has_the_versions_and_the_headers_of_the_client() -> None:
     http_client, requests = recording(headers={"x-team": "theirs", "x-other": "kept"})
     client = AsyncRolloutClient("http://nowhere", headers={"X-Team": "ours"}, http_client=http_client)
     asyncio.run(client.rollout([sample()]))
@@ -57,7 +57,7 @@ def test_an_http_client_keeps_the_user_agent_that_its_owner_gave_it() -> None:
     assert requests[0].headers["user-agent"] == "trainer/3"
 
 
-def test_the_request_id_of_a_call_is_sent_and_is_not_a_field_of_the_request() -> None:
+def test_the_request_id_of_a_call_is_a_header_and_no_field() -> None:
     http_client, requests = recording()
     client = AsyncRolloutClient("http://nowhere", http_client=http_client)
     asyncio.run(client.rollout([sample()], request_id="step-7", timeout_s=5, retries=1, sample_retries=2))
@@ -66,7 +66,7 @@ def test_the_request_id_of_a_call_is_sent_and_is_not_a_field_of_the_request() ->
     assert json.loads(request.content) == {"samples": [sample()], "retries": 2}
 
 
-def test_a_client_with_other_options_shares_the_connections_and_leaves_them_open() -> None:
+def test_a_client_with_other_options_shares_connections_left_open() -> None:
     async def run() -> None:
         client = AsyncRolloutClient("http://nowhere", headers={"x-a": "1"}, retries=0, http_client=http_client)
         async with client.with_options(headers={"x-b": "2"}, timeout_s=9) as other:

@@ -49,9 +49,7 @@ def test_the_retries_last_67_seconds_at_most_and_33_at_least(
     assert len(service.bodies) == 34
 
 
-def test_a_full_service_is_waited_for_however_often_and_no_retry_is_used_up(
-    service: ScriptedService, waits: list[float]
-) -> None:
+def test_waiting_for_a_full_service_uses_up_no_retry(service: ScriptedService, waits: list[float]) -> None:
     full = [lambda _: overloaded(7)] * 20
     service.rollouts += [*full, lambda _: unavailable(), *full]
     assert len(play(service.url, sample(), retries=1).samples) == 1
@@ -68,7 +66,7 @@ def test_a_full_service_does_not_spare_a_call_its_failures(service: ScriptedServ
 
 
 @pytest.mark.parametrize("options", [{"timeout_s": 6}, {"retries": 0}])
-def test_a_full_service_is_waited_for_until_the_timeout_and_not_at_all_without_retries(
+def test_a_full_service_is_not_awaited_past_the_timeout_or_without_retries(
     service: ScriptedService, waits: list[float], options: Json
 ) -> None:
     service.rollouts.append(lambda _: overloaded(7))
@@ -107,7 +105,7 @@ def test_no_attempt_starts_after_timeout_s(service: ScriptedService) -> None:
 
 
 @pytest.mark.usefixtures("waits")
-def test_a_connection_that_broke_before_or_within_the_answer_is_tried_again() -> None:
+def test_a_connection_that_broke_before_or_within_the_answer_is_retried() -> None:
     answer = json_response({**SUMMARY, "samples": [result()]})
     with breaking_server([b"", answer[:-5], answer]) as (url, received):
         assert len(play(url, sample()).samples) == 1

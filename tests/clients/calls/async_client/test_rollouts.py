@@ -27,7 +27,7 @@ def test_only_what_is_given_is_sent(service: ScriptedService) -> None:
     assert service.bodies == [{"samples": [sample(note="mine")]}]
 
 
-def test_typed_samples_and_sampling_are_sent_without_the_fields_that_were_not_set(service: ScriptedService) -> None:
+def test_typed_samples_and_sampling_are_sent_without_unset_fields(service: ScriptedService) -> None:
     typed = SampleInput(
         task_name="math",
         messages=[PromptMessage(role="user", content="Hi")],

@@ -8,14 +8,11 @@ import httpx
 import pytest
 
 from rollout_client import RequestRejected, RolloutClient, ServiceFailed
-from tests.clients.scripted_policy import PolicyServer, ScriptedPolicy
 from tests.clients.scripted_service import (
-    HUNG_UP_WITHIN_S,
     REJECTED,
     SUMMARY,
     ScriptedService,
     problem,
-    result,
     sample,
     unavailable,
 )
@@ -37,14 +34,6 @@ def test_a_stream_yields_each_rollout_as_it_ends_then_its_summary(service: Scrip
         assert next(iter(rollouts)).idx == 1
         assert [(position, played.idx) for position, played in rollouts.with_positions()] == [(0, 0)]
     assert rollouts.summary.metrics == SUMMARY["metrics"]
-
-
-def test_leaving_a_stream_early_ends_the_request(service: ScriptedService) -> None:
-    service.rollouts.append(lambda _: service.hanging({"position": 0, "sample": result()}))
-    with RolloutClient(service.url) as client:
-        with client.stream([sample(), sample()]) as rollouts:
-            next(iter(rollouts))
-        assert service.hung_up.wait(HUNG_UP_WITHIN_S)
 
 
 def test_jobs_and_sessions_are_sub_clients_and_a_broken_stream_goes_on() -> None:
@@ -93,11 +82,3 @@ def test_threads_share_a_client(service: ScriptedService) -> None:
     with RolloutClient(service.url) as client, ThreadPoolExecutor(8) as threads:
         played = list(threads.map(lambda idx: client.rollout([sample(idx=idx)]).samples[0].idx, range(32)))
     assert played == list(range(32))
-
-
-def test_a_version_is_waited_for(waits: list[float]) -> None:
-    with PolicyServer(ScriptedPolicy()) as policy, RolloutClient(policy.url) as client:
-        policy.polls += [0, 0]
-        policy.versions[3] = b""
-        assert client.policy.wait_for_version(3, timeout_s=10).current == 3
-        assert (len(policy.asked), waits) == (3, [0.2, 0.2])
