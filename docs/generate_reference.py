@@ -8,6 +8,7 @@ import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+import rollout_client
 import rollout_client.errors
 from deployments import failures
 from deployments.failures import StoreFailure
@@ -30,11 +31,35 @@ STORE_FAILURES: dict[str, type[StoreFailure]] = {
     "Of an image": ImageFailure,
 }
 """By the heading of their part of the page of errors."""
+CLIENT_PARTS = {
+    "client.jobs": "rollout_client.calls.sync_client.jobs.Jobs",
+    "client.policy": "rollout_client.calls.sync_client.policy.Policy",
+    "client.sessions": "rollout_client.calls.sync_client.sessions.Sessions",
+    "Session": "rollout_client.calls.sync_client.sessions.Session",
+}
+CLIENT_MODULES = (
+    "results",
+    "errors",
+    "retry",
+    "tensors",
+    "data_out.export",
+    "contract.rollouts",
+    "contract.messages",
+    "contract.selection",
+    "contract.policy",
+    "contract.jobs",
+    "contract.sessions",
+    "contract.records",
+    "contract.info",
+    "contract.base",
+)
+"""Modules from which users import beside the names of the package."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {
         "http": http_page(),
+        "python": python_page(),
         "command-line": command_line_page(),
         "settings": settings_page(),
         "errors": errors_page(),
@@ -127,6 +152,33 @@ def type_of(schema: Schema) -> str:
     if isinstance(values := schema.get("additionalProperties"), dict) and values:
         return f"object of {type_of(values)}"
     return str(schema.get("format") or schema.get("type") or "any")
+
+
+def python_page() -> Iterator[str]:
+    yield "# Python client\n"
+    yield "`rollout_client` exports the names of the first part. The others are imported from their modules.\n"
+    yield "## rollout_client\n"
+    for name in sorted(set(rollout_client.__all__) - {"__version__"}, key=str.lower):
+        value = getattr(rollout_client, name)
+        yield from object_section(name, f"{value.__module__}.{value.__qualname__}")
+    yield "## Parts of a client\n"
+    for name, path in CLIENT_PARTS.items():
+        yield from object_section(name, path)
+    yield "## Modules\n"
+    for module in CLIENT_MODULES:
+        yield from object_section(f"rollout_client.{module}", f"rollout_client.{module}")
+
+
+def object_section(heading: str, path: str) -> Iterator[str]:
+    """What mkdocstrings writes of the object at `path`: its methods with those of its bases."""
+    yield f"::: {path}"
+    yield "    options:"
+    yield f"      heading: {heading}"
+    yield f"      toc_label: {heading}"
+    yield "      heading_level: 3"
+    yield "      inherited_members: true"
+    yield "      show_root_heading: true"
+    yield "      show_root_toc_entry: true\n"
 
 
 def command_line_page() -> Iterator[str]:
