@@ -132,7 +132,7 @@ def _has_expression(items: list[Any]) -> bool:
 _LARGEST_OPERAND = 99
 
 
-def addition_prompt(left: int, right: int) -> str:
+def _addition_prompt(left: int, right: int) -> str:
     """The question, e.g. `What is 17 + 25?`."""
     return f"What is {left} + {right}?"
 
@@ -140,7 +140,7 @@ def addition_prompt(left: int, right: int) -> str:
 def _addition_sample(left: int, right: int) -> dict[str, Any]:
     """One addition as a sample of a rollout request."""
     return {
-        "messages": [{"role": "user", "content": addition_prompt(left, right)}],
+        "messages": [{"role": "user", "content": _addition_prompt(left, right)}],
         "extra_env_info": {"ground_truth": str(left + right)},
     }
 

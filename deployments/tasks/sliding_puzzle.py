@@ -134,10 +134,10 @@ class SlidingPuzzleEnvironment(TaskEnvironment):
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """2x2 games, 1 to 6 moves from solved, each with a shuffle seed of its own."""
         draw = random.Random(seed)
-        return [game_sample(2, shuffle_seed, draw.randint(1, 6)) for shuffle_seed in draw.sample(range(2**31), count)]
+        return [_game_sample(2, shuffle_seed, draw.randint(1, 6)) for shuffle_seed in draw.sample(range(2**31), count)]
 
 
-def game_sample(size: int, seed: int, shuffle_moves: int) -> dict[str, Any]:
+def _game_sample(size: int, seed: int, shuffle_moves: int) -> dict[str, Any]:
     """A new game as a sample of a rollout request, made by random moves from the solved board."""
     board = _shuffled_board(size, seed, shuffle_moves)
     return {"messages": [{"role": "user", "content": _puzzle_prompt(board)}], "extra_env_info": {"board": board}}

@@ -26,8 +26,9 @@ from rollout_client.contract.base import set_fields
 from rollout_client.contract.jobs import JobCursor
 from rollout_client.contract.messages import COLUMN_FIELDS, MediaRange, Message, PackedNumbers, WeightVersionSpan
 from rollout_client.contract.rollouts import SampleError, SampleInput, SampleStatus
-from rollout_client.contract.selection import PlaceRange, SampleRange, moved_past
+from rollout_client.contract.selection import PlaceRange, SampleRange
 from service.rollout_requests.result_encoding import json_of
+from service.rollout_requests.sample_ranges import moved_past, pieces_of
 from service.rollouts.episode_records import EpisodeState, PlayedGeneration
 from service.rollouts.metrics import MetricCounts
 
@@ -181,7 +182,7 @@ def _ranges_without(ranges: Iterable[SampleRange], groups: Collection[int]) -> I
     """
     numbers = count()
     for drawn in ranges:
-        places = (place for piece in drawn.pieces() for place in range(piece.start, piece.end))
+        places = (place for piece in pieces_of(drawn) for place in range(piece.start, piece.end))
         left = {place for place in places if next(numbers) not in groups}
         without = [place for place in range(drawn.start, drawn.end) if place not in left]
         yield drawn.model_copy(update={"without": _runs(without)})

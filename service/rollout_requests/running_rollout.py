@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest, RolloutSummary, SampleInput, SampleResult
-from rollout_client.contract.selection import NextSampleRange, SampleRange, following, moved_past
+from rollout_client.contract.selection import NextSampleRange, SampleRange
 from service.problems import SAMPLE_FAILED, RequestProblem
 from service.rollout_requests.garbage_collection import free_items
 from service.rollout_requests.result_encoding import encode_beside_others, sample_line, size_of
+from service.rollout_requests.sample_ranges import following, moved_past
 from service.rollouts.episode import Episode
 from service.rollouts.group_selection import EarlyStopping
 from service.rollouts.loop import RolloutContext, play_request

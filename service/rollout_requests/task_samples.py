@@ -13,10 +13,11 @@ from deployments.protocols.generation import Environment, derived_seed
 from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.info import TaskInfo
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput
-from rollout_client.contract.selection import SampleRange, drawn_ranges
+from rollout_client.contract.selection import SampleRange
 from service.problems import invalid_request, unknown_task
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.parsing import rollouts_problem
+from service.rollout_requests.sample_ranges import drawn_ranges, pieces_of
 from service.rollout_requests.validation import keep_problems
 from service.settings import RequestLimits
 
@@ -185,7 +186,7 @@ class TaskSampler:
         if needs_all and len(made) < wanted.count:
             message = f"the environment of task {wanted.task_name!r} makes only {len(made)} samples; ask for fewer"
             raise DataRefused(message, "count", wanted.count)
-        chosen = (made[piece.start - wanted.start : piece.end - wanted.start] for piece in wanted.pieces())
+        chosen = (made[piece.start - wanted.start : piece.end - wanted.start] for piece in pieces_of(wanted))
         samples = within_bytes(map(to_json, chain.from_iterable(chosen)), most_bytes)
         yield await asyncio.to_thread(lambda: b"".join(sample + b"\n" for sample in samples))
 
@@ -203,7 +204,7 @@ def _refusals(field: str) -> Iterator[None]:
 async def _lines_of_data(data: DataReader, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:
     """The lines piece by piece; the last piece may be cut off."""
     left_bytes = most_bytes
-    for piece in wanted.pieces():
+    for piece in pieces_of(wanted):
         places = {"start": piece.start, "count": piece.count, "without": []}
         count = 0
         async with aclosing(data.samples(wanted.model_copy(update=places), left_bytes)) as parts:

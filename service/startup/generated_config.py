@@ -65,7 +65,7 @@ def generated_config(
     optional: dict[str, Any] = {"access": dict(access)} if access else {}
     if sees(served.model):
         optional["images"] = {}
-    application["args"] = {**optional, "engine": engine_of(served), "environments": environments}
+    application["args"] = {**optional, "engine": _engine_of(served), "environments": environments}
     application["deployments"] = [ingress, generator, *(deepcopy(of_a_task) | {"name": name} for name in environments)]
     config["http_options"] |= http_options
     return config
@@ -90,7 +90,7 @@ def gpus_or_all(gpus: int | None) -> int:
     return int(resources_of_this_machine().get("GPU", 0)) if gpus is None else gpus
 
 
-def engine_of(served: ServedModel) -> dict[str, Any]:
+def _engine_of(served: ServedModel) -> dict[str, Any]:
     """The `engine` of the shipped config for this hardware, with what was asked for."""
     [application] = _shipped_config("serve_config.yaml" if served.gpus else "serve_config.cpu.yaml")["applications"]
     engine: dict[str, Any] = application["args"]["engine"] | {"model": served.model}

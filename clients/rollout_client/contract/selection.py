@@ -4,7 +4,6 @@ A range names samples that the service takes from a task itself, so that they ne
 """
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -75,79 +74,11 @@ class SampleRange(Strict):
         """How many samples it has."""
         return self.count - sum(left_out.count for left_out in self.without)
 
-    def pieces(self) -> Iterator[PlaceRange]:
-        """The places that are not left out, in ascending order."""
-        # Without validation: ranges that the service has joined may have more places than one that is sent.
-        at = self.start
-        for end, after in [*((each.start, each.end) for each in self.without), (self.end, self.end)]:
-            if at < end:
-                yield PlaceRange.model_construct(start=at, count=end - at)
-            at = after
-
 
 class NextSampleRange(SampleRange):
     """As many samples as a `SampleRange` of the request, from where that one ended."""
 
     model_config = ConfigDict(extra="allow")
-
-
-def following(drawn: SampleRange) -> SampleRange:
-    """As many samples, from where these end."""
-    return drawn.model_copy(update={"start": drawn.end, "without": []})
-
-
-def drawn_ranges(ranges: Iterable[SampleRange], count: int) -> Iterator[SampleRange]:
-    """The ranges of the first `count` samples that are drawn: those of `ranges`, then those that follow, and so on.
-
-    At least one of `ranges` has a sample.
-    """
-    in_turn = list(ranges)
-    while True:
-        for drawn in in_turn:
-            if count <= 0:
-                return
-            if drawn.size:
-                yield drawn if drawn.size <= count else _first_part(drawn, count)
-            count -= drawn.size
-        in_turn = list(map(following, in_turn))
-
-
-def moved_past(ranges: Sequence[SampleRange], count: int) -> list[SampleRange]:
-    """The ranges moved on to what each has left after the first `count` samples that are drawn from all of them.
-
-    Each has the `count` of before: they can be drawn from without end.
-    """
-    moved = list(ranges)
-    while True:
-        for place, drawn in enumerate(moved):
-            if drawn.size > count:
-                moved[place] = _moved_within(drawn, count)
-                return moved
-            count -= drawn.size
-            moved[place] = following(drawn)
-
-
-def _first_part(drawn: SampleRange, size: int) -> SampleRange:
-    """The first `size` of its samples, of which it has more."""
-    end = _place_of(drawn, size)
-    without = [left_out for left_out in drawn.without if left_out.start < end]
-    return drawn.model_copy(update={"count": end - drawn.start, "without": without})
-
-
-def _moved_within(drawn: SampleRange, size: int) -> SampleRange:
-    """As many places, from the one of its sample number `size`."""
-    start = _place_of(drawn, size)
-    without = [left_out for left_out in drawn.without if left_out.start >= start]
-    return drawn.model_copy(update={"start": start, "without": without})
-
-
-def _place_of(drawn: SampleRange, number: int) -> int:
-    """The place of its sample number `number`, counted from 0; it has that many."""
-    for piece in drawn.pieces():
-        if number < piece.count:
-            return piece.start + number
-        number -= piece.count
-    raise AssertionError("The range has no such sample.")
 
 
 MOST_NAMED_REWARDS = 64

@@ -17,6 +17,7 @@ from rollout_client import RequestRejected
 from rollout_client.contract.selection import SampleRange
 from rollout_env import StepOutcome
 from service.jobs.codec import _ranges_without, cursor_of, ranges_entry
+from service.rollout_requests.sample_ranges import pieces_of
 from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of
 from tests.service.rollouts.playing import RandomEnvironment
@@ -95,7 +96,7 @@ async def test_a_cursor_leaves_the_samples_whose_groups_have_failed() -> None:
     cursor = await jobs.cursor(job.job_id, COUNT + 1)
     assert (cursor.samples_left, (await jobs.cursor(job.job_id, 0)).samples_left) == (3, COUNT)
     [left] = cursor.samples_from
-    assert [(piece.start, piece.count) for piece in left.pieces()] == [(FIRST + 1, 2), (FIRST + 6, 1)]
+    assert [(piece.start, piece.count) for piece in pieces_of(left)] == [(FIRST + 1, 2), (FIRST + 6, 1)]
     assert (left.seed, left.revision) == (3, "1 with seed 3")
     again = await jobs.resume(cursor, **OPTIONS)
     assert again is not None
@@ -174,6 +175,6 @@ def places_of(ranges: list[SampleRange]) -> list[tuple[int, int]]:
     return [
         (number, place)
         for number, drawn in enumerate(ranges)
-        for piece in drawn.pieces()
+        for piece in pieces_of(drawn)
         for place in range(piece.start, piece.end)
     ]

@@ -5,7 +5,8 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client.contract.selection import PlaceRange, SampleRange, drawn_ranges, moved_past
+from rollout_client.contract.selection import PlaceRange, SampleRange
+from service.rollout_requests.sample_ranges import drawn_ranges, moved_past, pieces_of
 
 Drawn = tuple[str, int]
 """A task and a place."""
@@ -15,7 +16,7 @@ def samples(ranges: list[SampleRange], count: int) -> list[Drawn]:
     return [
         (drawn.task_name, place)
         for drawn in drawn_ranges(ranges, count)
-        for piece in drawn.pieces()
+        for piece in pieces_of(drawn)
         for place in range(piece.start, piece.end)
     ]
 
@@ -65,4 +66,4 @@ def test_of_several_ranges_each_goes_on_where_it_was_left(ranges: list[SampleRan
 
 def test_joined_ranges_may_have_more_places_than_one_that_is_sent() -> None:
     joined = SampleRange(task_name="t", count=1).model_copy(update={"count": 2**17})
-    assert [(piece.start, piece.count) for piece in joined.pieces()] == [(0, 2**17)]
+    assert [(piece.start, piece.count) for piece in pieces_of(joined)] == [(0, 2**17)]
