@@ -110,9 +110,7 @@ async def test_a_swap_pauses_then_sends_swap_label_and_resume_in_this_order() ->
 
 @pytest.mark.parametrize("mode", ["keep", "abort", "wait"])
 @virtual_time.test
-async def test_in_a_trial_generations_wait_until_the_weights_are_accepted(
-    mode: PauseMode,
-) -> None:
+async def test_in_a_trial_generations_wait_until_the_weights_are_accepted(mode: PauseMode) -> None:
     llm = full_weights()
     updater = updater_of(llm)
     await updater.stage(3, WEIGHTS)
@@ -197,10 +195,7 @@ async def test_a_transfer_that_broke_off_ends_when_full_weights_are_swapped_in()
 
 @virtual_time.test
 async def test_what_one_worker_has_saved_is_told_once_it_is_written() -> None:
-    llm = ScriptedLLM(
-        begin_saving=[[None, None]],
-        saved_weights=[[None, (None, None)], [None, (("5f3a", 10), None)]],
-    )
+    llm = ScriptedLLM(begin_saving=[[None, None]], saved_weights=[[None, (None, None)], [None, (("5f3a", 10), None)]])
     updater = updater_of(llm)
     await updater.start_transfer(SwapOptions(), Path("/node/transfer.safetensors"), b"header")
     assert await updater.saved_transfer() == ("5f3a", 10)

@@ -13,12 +13,7 @@ import pytest
 
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers import leftover
-from deployments.sandbox.providers.interface import (
-    ExecResult,
-    ProviderUnusable,
-    RunningSandbox,
-    SandboxSpec,
-)
+from deployments.sandbox.providers.interface import ExecResult, ProviderUnusable, RunningSandbox, SandboxSpec
 from deployments.sandbox.providers.leftover import FIRST, ProcessesLeft, end_others, processes_of
 from deployments.sandbox.providers.local import LocalProvider
 
