@@ -246,8 +246,7 @@ def test_a_canary_that_fails_or_takes_too_long_leaves_the_replica_usable(
 
 
 @pytest.mark.parametrize(
-    ("before", "fails", "command"),
-    [([], "stage_adapter", None), ([TRIAL], "try_current", Canary(9.0))],
+    ("before", "fails", "command"), [([], "stage_adapter", None), ([TRIAL], "try_current", Canary(9.0))]
 )
 def test_a_replica_whose_engine_dies_of_a_command_is_broken(
     tmp_path: Path, before: list[Command], fails: str, command: Command | None
@@ -288,11 +287,7 @@ def test_a_failed_stage_changes_nothing_and_is_logged_in_a_line(
 
 @pytest.mark.parametrize(
     ("fails", "command"),
-    [
-        ("swap", Swap(SwapOptions())),
-        ("abandon_transfer", AbandonTransfer()),
-        ("finish_transfer", FinishTransfer(3)),
-    ],
+    [("swap", Swap(SwapOptions())), ("abandon_transfer", AbandonTransfer()), ("finish_transfer", FinishTransfer(3))],
 )
 def test_a_failure_while_the_weights_change_breaks_the_replica(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, fails: str, command: Command

@@ -74,34 +74,6 @@ def test_what_was_interrupted_goes_on_after_its_tokens_as_one_completion(flat: b
     assert (whole.prompt_token_ids, whole.num_cached_tokens) == (PROMPT, 2)
 
 
-@given(
-    parts=st.lists(st.text("abc", max_size=5), min_size=1, max_size=5),
-    versions=st.lists(st.sampled_from("01"), min_size=5, max_size=5),
-    streams=st.booleans(),
-)
-def test_no_token_is_lost_and_none_comes_twice(parts: list[str], versions: list[str], streams: bool) -> None:
-    completion = completion_of(params(DELTA if streams else FINAL))
-    text, ids = "", list[int]()
-    for place, (part, version) in enumerate(zip(parts, versions, strict=False)):
-        completion.next_prompt()
-        completion.next_params()
-        finish_reason = "stop" if place == len(parts) - 1 else "abort"
-        given_now = [output(letter) for letter in part] if streams else []
-        ending = output("" if streams else part, finish_reason, version, tokens=len(part))
-        for each in [*given_now, ending]:
-            whole = completion.add(each, None)
-            [made] = whole.outputs
-            text = text + made.text if streams else made.text
-            ids = ids + list(made.token_ids) if streams else list(made.token_ids)
-        if finish_reason == "abort":
-            assert completion.interrupt(whole)
-            assert (made.finish_reason, whole.finished) == (None, False)
-    expected = "".join(parts)
-    assert (text, ids) == (expected, list(map(ord, expected)))
-    covered = [version for version, start, end in spans_of(whole) for _ in range(start, end)]
-    assert covered == [version for part, version in zip(parts, versions, strict=False) for _ in part]
-
-
 def rows(first: int, end: int) -> Any:
     return np.arange(first, end).reshape(-1, 1, 1)
 

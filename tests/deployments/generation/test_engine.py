@@ -16,13 +16,7 @@ from deployments.generation.engine import VLLMEngine
 from deployments.generation.engine_images import EngineImages, ImagesUnsupported
 from deployments.generation.engine_requests import generation_of
 from deployments.policy.commands import LoadedWeights
-from deployments.protocols.generation import (
-    Generation,
-    GenerationRequest,
-    SamplingOptions,
-    packed_ids,
-    packed_logprobs,
-)
+from deployments.protocols.generation import Generation, GenerationRequest, SamplingOptions, packed_ids, packed_logprobs
 from deployments.protocols.images import ImageSpan
 from deployments.upstream.vllm.engine_progress import StepCounter
 from tests.fakes.async_llm import GeneratingLLM

@@ -10,7 +10,7 @@ import pytest
 from deployments.failures import ReplicaShuttingDown, RolloutFailure
 from deployments.generation import generator_replica
 from deployments.generation.engine import VLLMEngine
-from deployments.generation.generator_replica import _SEED_BITS, GeneratorReplica, _replica_seed
+from deployments.generation.generator_replica import GeneratorReplica
 from deployments.generation.generator_replica_base import GeneratorReplicaBase
 from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.protocols.generation import Generation, GenerationRequest, SamplingOptions
@@ -25,36 +25,25 @@ class EngineArguments(Exception):
     """Carries what the engine would have been started with."""
 
 
-@pytest.mark.parametrize("configured", [None, 7])
+@pytest.mark.parametrize(
+    ("configured", "replica_id", "seed"),
+    [(None, "a", 111606993), (0, "a", 120256410), (7, "a", 2679081301), (7, "b", 3374731680)],
+)
 @runs
 async def test_an_engine_starts_with_its_replicas_seed_and_parser(
-    configured: int | None, monkeypatch: pytest.MonkeyPatch
+    configured: int | None, replica_id: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def start(engine_args: dict[str, Any], *_: Any) -> None:
         raise EngineArguments(engine_args)
 
     monkeypatch.setattr(VLLMEngine, "start", start)
-    monkeypatch.setattr(generator_replica, "replica_id", lambda: "x1y2z3")
+    monkeypatch.setattr(generator_replica, "replica_id", lambda: replica_id)
     monkeypatch.setattr("deployments.logs.configure", lambda **_options: None)
     settings = EngineSettings(model="m", device="cpu", seed=configured)
     replica: Any = GeneratorReplica.__new__(GeneratorReplica)
     with pytest.raises(EngineArguments) as raised:
         await replica.__init__(settings, None, ResponseSettings(reasoning_parser="qwen3"))
-    assert raised.value.args[0]["reasoning_parser"] == "qwen3"
-    assert raised.value.args[0]["seed"] == _replica_seed(configured, "x1y2z3")
-
-
-@pytest.mark.parametrize(
-    ("configured", "replica_id", "seed"),
-    [(None, "a", 111606993), (0, "a", 120256410), (7, "a", 2679081301), (7, "b", 3374731680)],
-)
-def test_the_seed_follows_from_the_configured_one_and_the_replicas_id(
-    configured: int | None, replica_id: str, seed: int
-) -> None:
-    assert _replica_seed(configured, replica_id) == seed
-    seeds = {_replica_seed(configured, f"replica-{number}") for number in range(1000)}
-    assert len(seeds) == 1000, "numpy takes them"
-    assert 2 ** (_SEED_BITS - 1) < max(seeds) < 2**_SEED_BITS
+    assert (raised.value.args[0]["reasoning_parser"], raised.value.args[0]["seed"]) == ("qwen3", seed)
 
 
 class PausedEngine:

@@ -16,13 +16,7 @@ from deployments.failures import (
 )
 from deployments.generation.generator_replica_base import GeneratorReplicaBase
 from deployments.generation.health import MOST_NOT_FINITE, ReplicaUnusable
-from deployments.protocols.generation import (
-    Engine,
-    Generation,
-    GenerationRequest,
-    GenerationResults,
-    SamplingOptions,
-)
+from deployments.protocols.generation import Engine, Generation, GenerationRequest, GenerationResults, SamplingOptions
 from deployments.protocols.model_server import ServedPart, ServedParts, ServedRequest, ServedTokens
 from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 from deployments.rpc import liveness
@@ -143,9 +137,7 @@ async def test_a_replica_that_keeps_generating_nan_is_unhealthy() -> None:
         await replica.check_health()
 
 
-def test_a_replica_out_of_service_refuses_generations_and_says_why(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_replica_out_of_service_refuses_generations_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     replica = ScriptedReplica()
 
     async def run() -> None:
@@ -189,10 +181,7 @@ async def test_an_aborted_generation_is_lost_and_the_others_of_its_batch_go_on()
 @virtual_time.test
 async def test_aborting_a_generation_aborts_its_retry_and_not_the_ended_try() -> None:
     replica = ScriptedReplica()
-    async with (
-        aclosing(replica.generate(requests("a"))) as tried,
-        aclosing(replica.generate(requests("a"))) as again,
-    ):
+    async with aclosing(replica.generate(requests("a"))) as tried, aclosing(replica.generate(requests("a"))) as again:
         first, second = asyncio.ensure_future(anext(tried)), asyncio.ensure_future(anext(again))
         await virtual_time.settled()
         first.cancel()
@@ -322,9 +311,7 @@ async def test_a_replica_that_drains_hands_over_what_runs_until_all_have_ended()
 
 
 @virtual_time.test
-async def test_what_a_dead_caller_has_under_way_is_aborted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_what_a_dead_caller_has_under_way_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = ServingReplica()
     dead = set[str]()
     monkeypatch.setattr(liveness, "has_died", dead.__contains__)
@@ -374,11 +361,7 @@ async def test_what_waits_in_the_ingress_counts_for_autoscaling() -> None:
             ends.cancel()
         await virtual_time.settled()
         seen.append((replica.load().ingresses, await replica.record_autoscaling_stats()))
-    assert seen == [
-        *[(2, {"in_progress": 7.0 + 70 + 5})] * 2,
-        (1, {"in_progress": 7.0 + 5}),
-        (0, {"in_progress": 7.0}),
-    ]
+    assert seen == [*[(2, {"in_progress": 7.0 + 70 + 5})] * 2, (1, {"in_progress": 7.0 + 5}), (0, {"in_progress": 7.0})]
     assert (await replica.describe(), await replica.ongoing_generations()) == (DESCRIPTION, 7)
 
 

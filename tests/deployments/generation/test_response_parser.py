@@ -16,13 +16,7 @@ from vllm.entrypoints.openai.parser import harmony_utils
 from vllm.parser.harmony import HarmonyParser
 
 from deployments.generation import response_parser
-from deployments.generation.response_parser import (
-    ParserChoice,
-    ParserUnusable,
-    _VLLMResponseParser,
-    parse_all,
-    prepare,
-)
+from deployments.generation.response_parser import ParserChoice, ParserUnusable, _VLLMResponseParser, parse_all, prepare
 from deployments.protocols.chat import ParsedResponse, ResponseToParse
 from tests.paths import TINY_MODEL
 

@@ -23,9 +23,10 @@ def updater_of(llm: Any) -> WeightUpdater:
     return WeightUpdater(llm, Adapters(llm))
 
 
-def full_weights() -> ScriptedLLM:
-    """An engine of one worker that takes full weights once."""
-    return ScriptedLLM(begin_staging=[[None]], staged=[[(True, None)]], swap_staged=[[(0.5, None)]])
+def full_weights(workers: int = 1, times: int = 1, **further: Any) -> ScriptedLLM:
+    """An engine that takes full weights so many times."""
+    answers: dict[str, Any] = {"begin_staging": None, "staged": (True, None), "swap_staged": (0.5, None)}
+    return ScriptedLLM(**{method: [[one] * workers] * times for method, one in answers.items()} | further)
 
 
 def states_at_swaps(updater: WeightUpdater, llm: ScriptedLLM) -> list[tuple[bool, int, int]]:
@@ -80,14 +81,14 @@ async def test_one_worker_that_cannot_connect_makes_all_give_up_without_a_pause(
 
 
 def test_staging_returns_when_every_worker_has_read_the_file() -> None:
-    llm = ScriptedLLM(begin_staging=[[None, None]], staged=[[(False, None), (True, None)], STAGED])
+    llm = full_weights(2, staged=[[(False, None), (True, None)], STAGED])
     run(updater_of(llm).stage(1, WEIGHTS))
     assert llm.calls == ["begin_staging /folder/model.safetensors", "staged", "staged"]
 
 
 @virtual_time.test
 async def test_a_file_that_a_worker_cannot_read_is_not_staged() -> None:
-    updater = updater_of(ScriptedLLM(begin_staging=[[None, None]], staged=[[(False, None), (False, "OSError: gone")]]))
+    updater = updater_of(full_weights(2, staged=[[(False, None), (False, "OSError: gone")]]))
     with pytest.raises(WeightsFailed, match="Worker 1: OSError: gone"):
         await updater.stage(1, WEIGHTS)
     with pytest.raises(RuntimeError, match="Nothing is staged"):
@@ -96,7 +97,7 @@ async def test_a_file_that_a_worker_cannot_read_is_not_staged() -> None:
 
 @virtual_time.test
 async def test_a_swap_pauses_then_sends_swap_label_and_resume_in_this_order() -> None:
-    llm = ScriptedLLM(begin_staging=[[None, None]], staged=[STAGED], swap_staged=[[(0.25, None), (0.5, None)]])
+    llm = full_weights(2, swap_staged=[[(0.25, None), (0.5, None)]])
     updater = updater_of(llm)
     await updater.stage(3, WEIGHTS)
     llm.calls.clear()
@@ -110,9 +111,7 @@ async def test_a_swap_pauses_then_sends_swap_label_and_resume_in_this_order() ->
 
 @pytest.mark.parametrize("mode", ["keep", "abort", "wait"])
 @virtual_time.test
-async def test_in_a_trial_generations_wait_until_the_weights_are_accepted(
-    mode: PauseMode,
-) -> None:
+async def test_in_a_trial_generations_wait_until_the_weights_are_accepted(mode: PauseMode) -> None:
     llm = full_weights()
     updater = updater_of(llm)
     await updater.stage(3, WEIGHTS)
@@ -128,7 +127,7 @@ async def test_in_a_trial_generations_wait_until_the_weights_are_accepted(
 
 @virtual_time.test
 async def test_a_swap_that_is_no_trial_ends_one() -> None:
-    llm = ScriptedLLM(begin_staging=[[None]] * 2, staged=[[(True, None)]] * 2, swap_staged=[[(0.5, None)]] * 2)
+    llm = full_weights(times=2)
     updater = updater_of(llm)
     for version, is_trial in ((3, True), (2, False)):
         await updater.stage(version, WEIGHTS)
@@ -138,7 +137,7 @@ async def test_a_swap_that_is_no_trial_ends_one() -> None:
 
 @virtual_time.test
 async def test_a_failed_swap_names_the_worker_and_leaves_the_version_as_it_was() -> None:
-    llm = ScriptedLLM(begin_staging=[[None]], staged=[[(True, None)]], swap_staged=[[(0.0, "ValueError: other shape")]])
+    llm = full_weights(swap_staged=[[(0.0, "ValueError: other shape")]])
     updater = updater_of(llm)
     await updater.stage(3, WEIGHTS)
     with pytest.raises(WeightsFailed, match="Worker 0: ValueError: other shape"):
@@ -168,14 +167,8 @@ async def test_a_switch_of_adapter_pauses_nothing() -> None:
 @virtual_time.test
 async def test_a_transfer_that_broke_off_ends_when_full_weights_are_swapped_in() -> None:
     silent = "the trainer sent nothing for 20 s"
-    llm = ScriptedLLM(
-        begin_saving=[[None, None]],
-        receive_transfer=[[(None, silent), (None, None)]],
-        abandon_transfer=[[(None, None)] * 2],
-        begin_staging=[[None, None]],
-        staged=[STAGED],
-        swap_staged=[[(0.5, None)] * 2],
-    )
+    answers = {"receive_transfer": [[(None, silent), (None, None)]], "abandon_transfer": [[(None, None)] * 2]}
+    llm = full_weights(2, begin_saving=[[None, None]], **answers)
     updater = updater_of(llm)
     await updater.start_transfer(SwapOptions(), WEIGHTS)
     with pytest.raises(WeightsFailed, match=f"^Worker 0: {silent}$"):
@@ -197,10 +190,7 @@ async def test_a_transfer_that_broke_off_ends_when_full_weights_are_swapped_in()
 
 @virtual_time.test
 async def test_what_one_worker_has_saved_is_told_once_it_is_written() -> None:
-    llm = ScriptedLLM(
-        begin_saving=[[None, None]],
-        saved_weights=[[None, (None, None)], [None, (("5f3a", 10), None)]],
-    )
+    llm = ScriptedLLM(begin_saving=[[None, None]], saved_weights=[[None, (None, None)], [None, (("5f3a", 10), None)]])
     updater = updater_of(llm)
     await updater.start_transfer(SwapOptions(), Path("/node/transfer.safetensors"), b"header")
     assert await updater.saved_transfer() == ("5f3a", 10)

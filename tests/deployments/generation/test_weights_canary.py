@@ -15,7 +15,6 @@ from deployments.generation.weights_canary import (
     CANARY_PROMPT_TOKENS,
     CANARY_TOKENS,
     WeightsCanary,
-    _refuse_bad_canary,
     canary_prompts,
 )
 from deployments.protocols.generation import GenerationRequest
@@ -53,51 +52,34 @@ def test_the_prompts_are_tokens_of_the_model_and_leave_room_for_the_canary(
     assert length == 1 or length + CANARY_TOKENS <= max_model_len
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("where", ["generated", "prompt"])
-def test_one_that_is_not_finite_fails_the_canary(where: str, value: float) -> None:
-    _refuse_bad_canary(output([-1.0, -2.0], [-3.0]))
-    bad = [-1.0, value]
-    with pytest.raises(GenerationNotFinite):
-        _refuse_bad_canary(output(bad, [-3.0]) if where == "generated" else output([-1.0], bad))
-
-
-def test_a_canary_that_the_engine_ends_early_has_failed() -> None:
-    with pytest.raises(GenerationLost):
-        _refuse_bad_canary(output([-1.0], [-3.0], finish_reason="abort"))
-
-
-Logprob = Callable[[LoadedAdapter | None], float]
-
 PROMPTS = canary_prompts(262, 100)[:2]
 
 
 class Engine:
-    """Says of every token of a prompt what `logprob` says of the adapter."""
+    """Answers with what `answer` makes of the adapter."""
 
-    def __init__(self, logprob: Logprob) -> None:
+    def __init__(self, answer: Callable[[LoadedAdapter | None], RequestOutput]) -> None:
         self.llm = ScriptedLLM()
         self.llm.may_unload.set()
         llm: Any = self.llm
         self.adapters = Adapters(llm)
-        self.logprob = logprob
+        self.answer = answer
         self.swaps = 0
         self.plays = 0
         self.canary = WeightsCanary(self.adapters, self.generate, lambda: self.swaps, lambda: PROMPTS)
 
     async def generate(self, request: GenerationRequest, adapter: LoadedAdapter | None, salt: str) -> RequestOutput:
         self.plays += 1
-        value = self.logprob(adapter)
-        return output([-3.0], [value])
+        return self.answer(adapter)
 
     async def load(self, folder: Path) -> LoadedAdapter:
         (folder / "adapter_config.json").write_text('{"r": 2}')
         return await self.adapters.load("7", 7, folder)
 
 
-def tried(logprob: Logprob) -> tuple[bool, Engine]:
+def tried(answer: Callable[[LoadedAdapter | None], RequestOutput]) -> tuple[bool, Engine]:
     async def play() -> tuple[bool, Engine]:
-        engine = Engine(logprob)
+        engine = Engine(answer)
         folder = adapter_folder("7")
         changes_nothing = await engine.canary.try_adapter(await engine.load(folder))
         assert [path.name for path in folder.parent.iterdir()] == ["7"]
@@ -108,22 +90,30 @@ def tried(logprob: Logprob) -> tuple[bool, Engine]:
 
 @pytest.mark.parametrize("with_it", [-1.0, -2.0])
 def test_an_adapter_passes_and_it_is_told_whether_it_changes_anything(with_it: float) -> None:
-    changes_nothing, engine = tried(lambda adapter: -1.0 if adapter is None else with_it)
+    changes_nothing, engine = tried(lambda adapter: output([-3.0], [-1.0 if adapter is None else with_it]))
     assert (changes_nothing, engine.plays, len(engine.llm.calls)) == (with_it == -1.0, 4, 1)
 
 
-def test_an_adapter_whose_log_probabilities_are_not_finite_has_failed() -> None:
-    with pytest.raises(GenerationNotFinite):
-        tried(lambda adapter: -1.0 if adapter is None else math.nan)
+@pytest.mark.parametrize(
+    ("answer", "failure"),
+    [
+        *((output([-1.0, value], [-3.0]), GenerationNotFinite) for value in (math.nan, math.inf, -math.inf)),
+        *((output([-1.0], [-1.0, value]), GenerationNotFinite) for value in (math.nan, math.inf, -math.inf)),
+        (output([-1.0], [-3.0], finish_reason="abort"), GenerationLost),
+    ],
+)
+def test_a_canary_that_is_not_finite_or_ends_early_has_failed(answer: RequestOutput, failure: type[Exception]) -> None:
+    with pytest.raises(failure):
+        tried(lambda adapter: output([-1.0], [-3.0]) if adapter is None else answer)
 
 
 @virtual_time.test
 async def test_full_weights_are_compared_with_those_before() -> None:
-    engine = Engine(lambda _: -2.0)
+    engine = Engine(lambda _: output([-3.0], [-2.0]))
     seen = [await engine.canary.try_current()]
     for logprob in (-2.0, -2.0, -3.0):
         engine.swaps += 1
-        engine.logprob = lambda _, value=logprob: value  # type: ignore[misc]
+        engine.answer = lambda _, value=logprob: output([-3.0], [value])  # type: ignore[misc]
         seen.append(await engine.canary.try_current())
     assert engine.plays == 4 * 2
     assert seen == [False, True, True, False]
@@ -131,7 +121,7 @@ async def test_full_weights_are_compared_with_those_before() -> None:
 
 @virtual_time.test
 async def test_weights_after_ones_without_a_canary_are_compared_with_nothing() -> None:
-    engine = Engine(lambda _: -1.0)
+    engine = Engine(lambda _: output([-3.0], [-1.0]))
     await engine.canary.try_current()
     engine.swaps += 2
     assert not await engine.canary.try_current()

@@ -36,7 +36,6 @@ from tests.fakes.cluster import ScriptedCluster
 Step = Literal["ok", "error", "die", "die after", "hang", "register again"]
 """The replica's answer to a command. `die` and `die after`: it dies before or after it has carried it out, without
 a report; `hang`: it does nothing; `register again`: it carries it out, and registers again instead of reporting."""
-STEPS: tuple[Step, ...] = ("ok", "error", "die", "die after", "hang", "register again")
 
 COSTS = {
     Stage: CommandCosts(load_s=1.0),

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
 
-from deployments.policy.disk_delta import DeltaRefused, DiskDelta, _apply_overwrite, _apply_xor, write_patched
+from deployments.policy.disk_delta import DeltaRefused, DiskDelta, write_patched
 from tests.deployments.policy.policy_world import NORM, weights
-from tests.deployments.policy.published_files import INDEX, pack, publish_delta, tensor_bytes
+from tests.deployments.policy.published_files import INDEX, publish_delta, tensor_bytes
 from tests.deployments.policy.test_folder_follower import INITIAL_WEIGHTS as BASE
 from tests.deployments.policy.test_folder_follower import same_tensors
 
@@ -31,16 +29,6 @@ def refusal_of(tmp_path: Path, base: bytes, place: Path, version: int = 1) -> tu
         patched(tmp_path, base, DiskDelta.read(version, version - 1, place))
     [problem] = raised.value.problems
     return raised.value.version, problem.field, problem.message
-
-
-@given(st.binary(max_size=300), st.data())
-def test_both_encodings_make_the_new_bytes_of_the_old_ones(old: bytes, data: st.DataObject) -> None:
-    new = data.draw(st.binary(min_size=len(old), max_size=len(old)))
-    before, after = np.frombuffer(old, np.uint8), np.frombuffer(new, np.uint8)
-    for encoding, apply in (("xor", _apply_xor), ("overwrite", _apply_overwrite)):
-        made = np.frombuffer(bytearray(old), np.uint8)
-        apply(made, pack(encoding, before, after))
-        assert made.tobytes() == new
 
 
 def test_a_chain_of_both_encodings_is_applied_in_one_pass(tmp_path: Path) -> None:

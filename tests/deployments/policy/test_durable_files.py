@@ -2,15 +2,14 @@
 
 import asyncio
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from deployments.policy.uploads import Uploads
-from deployments.policy.versions import InitialVersion, Version, Versions, read_index
+from deployments.policy.versions import Versions, read_index
 from tests.deployments.policy.crashing_disk import CrashingDisk
-from tests.paths import TINY_MODEL
+from tests.deployments.policy.test_versions import info, versions_in
 
 
 @pytest.fixture
@@ -21,15 +20,6 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CrashingDi
     yield disk
     monkeypatch.undo()
     disk.close()
-
-
-def info(version: int) -> Version:
-    created_at = datetime(2026, 1, 1, tzinfo=UTC)
-    return Version(version=version, kind="full", key="key", created_at=created_at, checksum="c" * 64)
-
-
-def versions_in(folder: Path) -> Versions:
-    return Versions(folder, InitialVersion(str(TINY_MODEL), folder))
 
 
 def weights_of(version: int) -> bytes:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load, save
 
 from deployments.policy.published import PublishedFolder
-from rollout_client.contract.policy import FollowState, RefusedPublication
+from rollout_client.contract.policy import FollowState
 from tests.deployments.policy.policy_world import INITIAL, NORM, World, content_of, play, weights
 from tests.deployments.policy.published_files import publish_delta, publish_whole
 from tests.virtual_time import until
@@ -58,11 +58,6 @@ async def until_current(world: World, version: int) -> None:
     await until(lambda: world.policy.current == version)
 
 
-def reason_of(refused: list[RefusedPublication]) -> str:
-    [refusal] = refused
-    return refusal.reason
-
-
 def same_tensors(left: bytes, right: bytes) -> bool:
     one, other = load(left), load(right)
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
@@ -104,7 +99,8 @@ async def test_a_damaged_delta_is_refused_and_the_version_before_goes_on(world: 
     place = publish_delta(folder, 2, INITIAL_WEIGHTS, weights(3.0))
     publish_delta(folder, 3, weights(3.0), weights(4.0))
     waiting = await until_waiting(world, "needs version 2")
-    reason = reason_of((await state_of(world)).refused)
+    [refusal] = (await state_of(world)).refused
+    reason = refusal.reason
     assert waiting == f"version 3 needs version 2: {reason}"
     assert reason.startswith(f"{NORM}: the changes make a tensor with the checksum ")
     assert reason.endswith("they are damaged, or of other weights than the base.")

@@ -1,7 +1,7 @@
 """Versions in a folder: what is seen of them, which one is next, and what it is made of."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,15 +11,11 @@ from uuid import uuid4
 import fsspec  # type: ignore[import-untyped]
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
-from hypothesis import given
-from hypothesis import strategies as st
 
 from deployments.policy import published
 from deployments.policy.published import MOST_REFUSED, HeldVersions, Publication, Publications, PublishedFolder
 from tests.deployments.policy.policy_world import weights
 from tests.deployments.policy.published_files import INDEX, publish_delta, publish_whole
-
-Change = Callable[[Publication], Publication]
 
 
 def whole(version: int) -> Publication:
@@ -110,31 +106,6 @@ def test_the_last_refusals_are_remembered() -> None:
         found.refuse(whole(version), "no", is_broken=True)
     refused = found.state("/f", HeldVersions()).refused
     assert [each.version for each in refused] == [*range(41 - MOST_REFUSED, 41)]
-
-
-@st.composite
-def folders(draw: st.DrawFn) -> list[Publication]:
-    numbers = draw(st.sets(st.integers(1, 9)))
-    changes: list[Change] = [
-        lambda one: one,
-        lambda one: replace(one, base=one.version - 1),
-        lambda one: replace(one, missing="not there"),
-    ]
-    return [draw(st.sampled_from(changes))(whole(number)) for number in sorted(numbers)]
-
-
-@given(folders(), st.integers(0, 9), st.sets(st.integers(1, 9)))
-def test_a_chain_ends_above_the_current_version_and_its_links_fit(
-    found: list[Publication], current: int, held: set[int]
-) -> None:
-    chain = folder(*found).next(HeldVersions(current, max(held, default=0), {0, *held}))
-    if chain is None:
-        return
-    before = [chain.seed, *(link.version for link in chain.links)]
-    assert chain.version == chain.links[-1].version > current
-    assert [link.base for link in chain.links] == before[:-1]
-    assert all(link.missing is None for link in chain.links)
-    assert chain.seed is None or chain.seed in {0, *held}
 
 
 # The folder

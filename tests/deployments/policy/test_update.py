@@ -2,15 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from deployments.policy.commands import Canary, CommandReport, LoadedWeights, SwapOptions, VersionPayload
 from deployments.policy.failures import PolicyFailure, PolicyNotCurrent, UpdateUnderWay, VersionUntried, WeightsRefused
@@ -42,7 +38,7 @@ from tests.deployments.policy.policy_world import (
     versions,
     weights,
 )
-from tests.deployments.policy.scripted_replicas import STEPS, RegistryCommandSource, ScriptedReplica, Step
+from tests.deployments.policy.scripted_replicas import RegistryCommandSource, ScriptedReplica, Step
 from tests.fakes.cluster import ScriptedCluster
 from tests.virtual_time import now, run, settled
 
@@ -211,49 +207,6 @@ async def test_time_limits_grow_with_the_size_of_the_weights() -> None:
         await scene.update()
     assert now() == 120.0
     await scene.end()
-
-
-@given(st.lists(st.lists(st.sampled_from(STEPS), max_size=6), max_size=5), st.randoms())
-def test_whichever_replica_fails_at_any_command_all_end_at_one_version(
-    scripts: list[list[Step]], random: Random
-) -> None:
-    """One of them has tried it, and none swaps before all have staged it."""
-
-    async def story() -> None:
-        scene = await Scene(scripts).begin()
-        for replica in scene.replicas:
-            replica.command_s = random.choice([0.0, 0.1, 5.0])
-        everyone = {replica.name for replica in scene.replicas}
-        outcomes: dict[str, str] | None = None
-        with suppress(WeightsRefused, VersionUntried):
-            outcomes = {update.replica_id: update.status for update in await scene.update()}
-        # Those that registered again while they were on trial serve nothing until the store initializes them.
-        serving = [
-            replica
-            for replica in scene.replicas
-            if not replica.is_on_trial and replica.name in {each.replica_id for each in scene.registry.replicas}
-        ]
-        done = [what for _, what in scene.done]
-        staged = [
-            place for place, (who, what, version) in enumerate(scene.cluster.events) if (what, version) == ("stage", 7)
-        ]
-        assert "swap" not in done[: max(staged, default=0)]
-        if outcomes is None:
-            assert scripts
-            assert "durable" not in done
-            assert all(replica.loaded == LoadedWeights() for replica in serving)
-        else:
-            assert done.count("durable") == 1
-            assert not scripts or "canary" in done[: done.index("durable")]
-            assert outcomes.keys() == everyone
-            assert {name for name, status in outcomes.items() if status == "swapped"} == {r.name for r in serving}
-            assert all(replica.loaded == LoadedWeights(NEW.version) for replica in serving)
-        for replica in scene.replicas:
-            numbers = [each.number for each in replica.received]
-            assert len(numbers) == len(set(numbers))
-        await scene.end()
-
-    run(story())
 
 
 # Of a store

@@ -78,20 +78,6 @@ def test_what_became_current_is_known_to_the_next_store(tmp_path: Path) -> None:
     assert files(versions.folder) == names
 
 
-def test_while_a_version_is_loaded_it_is_known_and_not_listed(tmp_path: Path) -> None:
-    async def story() -> None:
-        versions = versions_in(tmp_path)
-        (tmp_path / "arrived").write_bytes(b"weights")
-        async with versions.adding(info(2), tmp_path / "arrived"):
-            assert (versions.updating_to, versions.newest, versions.all) == (2, 2, [])
-            assert (versions.find(2), versions_in(tmp_path / "other").find(2)) == (info(2), None)
-            assert versions.weights(2).samefile(tmp_path / "arrived")
-            with pytest.raises(VersionRefused):
-                versions.refuse_taken(2)
-
-    asyncio.run(story())
-
-
 def test_a_version_may_be_known_without_its_weights(tmp_path: Path) -> None:
     versions = versions_in(tmp_path)
     transferred = info(3).model_copy(update={"stored": "nothing"})

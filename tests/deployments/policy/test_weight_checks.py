@@ -2,14 +2,16 @@
 
 import pickle
 import struct
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save, save_file
+from safetensors.torch import save
 
 from deployments.policy.assembly import write_adapter
 from deployments.policy.weight_checks import (
@@ -42,31 +44,31 @@ def different(found: str, expected: str) -> str:
     return f"the tensor is {found}; the model has {expected}"
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({"lm_head": torch.ones(1)}, [("lm_head", "the tensor is not known to the model")]),
-        ({"norm.weight": torch.ones(3, 1).bfloat16()}, [("norm.weight", different("BF16 [3, 1]", "BF16 [3]"))]),
-        ({"norm.weight": torch.ones(3).half()}, [("norm.weight", different("F16 [3]", "BF16 [3]"))]),
-        (
-            {"norm.weight": torch.ones(4), "scale": torch.ones(1)},
-            [("norm.weight", different("F32 [4]", "BF16 [3]")), ("scale", different("F32 [1]", "F32 []"))],
-        ),
-        (
-            {"norm.weight": None, "other": torch.ones(1), "scale": torch.ones(())[None]},
-            [
-                ("norm.weight", "the tensor is missing; the model has BF16 [3]"),
-                ("other", "the tensor is not known to the model"),
-                ("scale", different("F32 [1]", "F32 []")),
-            ],
-        ),
-    ],
-)
-def test_weights_of_another_model_are_refused_tensor_by_tensor(
-    tmp_path: Path, changed: dict[str, torch.Tensor | None], expected: list[tuple[str, str]]
-) -> None:
-    tensors = {name: tensor for name, tensor in {**GOOD, **changed}.items() if tensor is not None}
-    assert refusal(validate_full, written(tmp_path / "a", tensors), LAYOUT) == expected
+def model_but(**changed: torch.Tensor | None) -> bytes:
+    """The good weights with other tensors."""
+    return save({name: tensor for name, tensor in {**GOOD, **changed}.items() if tensor is not None})
+
+
+OTHER_MODEL = [
+    (model_but(lm_head=torch.ones(1)), [("lm_head", "the tensor is not known to the model")]),
+    (
+        model_but(**{"norm.weight": torch.ones(3, 1).bfloat16()}),
+        [("norm.weight", different("BF16 [3, 1]", "BF16 [3]"))],
+    ),
+    (model_but(**{"norm.weight": torch.ones(3).half()}), [("norm.weight", different("F16 [3]", "BF16 [3]"))]),
+    (
+        model_but(**{"norm.weight": torch.ones(4), "scale": torch.ones(1)}),
+        [("norm.weight", different("F32 [4]", "BF16 [3]")), ("scale", different("F32 [1]", "F32 []"))],
+    ),
+    (
+        model_but(**{"norm.weight": None, "other": torch.ones(1), "scale": torch.ones(())[None]}),
+        [
+            ("norm.weight", "the tensor is missing; the model has BF16 [3]"),
+            ("other", "the tensor is not known to the model"),
+            ("scale", different("F32 [1]", "F32 []")),
+        ],
+    ),
+]
 
 
 def test_an_upload_may_be_as_large_as_a_delta_that_changes_every_value() -> None:
@@ -128,24 +130,6 @@ def saved_by_torch() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (save(GOOD)[:-1], "what arrived has 233 bytes, its header says 234: it is not whole"),
-        (save(GOOD)[:100], "what arrived is not a safetensors file, or was cut off: it ends within its header"),
-        (save(GOOD) + b"\0", "what arrived has 235 bytes, its header says 234: it is not whole"),
-        (b"", "what arrived is not a safetensors file, or was cut off: it ends within its header"),
-        (pickle.dumps(Bomb()), "what arrived is a pickle or an archive: save the weights as safetensors"),
-        (saved_by_torch(), "what arrived is a pickle or an archive: save the weights as safetensors"),
-        (b"<!DOCTYPE html>" * 9, "what arrived is not a safetensors file, or was cut off: it ends within its header"),
-        (b"\x02" + bytes(7) + b"[]", "what arrived: The header does not begin with {"),
-    ],
-)
-def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "a").write_bytes(content)
-    assert refusal(validate_full, tmp_path / "a", LAYOUT) == [("weights", message)]
-
-
-@pytest.mark.parametrize(
     ("config", "limit", "problem"),
     [
         ('{"r": 8}', 8, None),
@@ -167,35 +151,61 @@ def test_an_adapter_of_a_higher_rank_than_the_engines_take_is_refused(
         assert (field, message[: len(problem)]) == ("adapter_config", problem)
 
 
-NO_CONFIG = "the file's metadata hold no adapter_config, the text of PEFT's adapter_config.json"
-
-
-@pytest.mark.parametrize(
-    ("tensors", "metadata", "finding"),
-    [
-        ({"a": torch.ones(1)}, None, ("weights", NO_CONFIG)),
-        ({"a": torch.ones(1)}, {"adapter_config": "{"}, ("weights", NO_CONFIG)),
-        ({"a": torch.ones(1)}, {"adapter_config": "[]"}, ("weights", NO_CONFIG)),
-        ({}, {"adapter_config": "{}"}, ("weights", "the adapter holds no tensor")),
-        (
-            {"embed.lora_A.weight": torch.tensor([[0.0, 1.0, float("nan")]]), "embed.lora_B.weight": torch.ones(4, 1)},
-            {"adapter_config": "{}"},
-            ("embed.lora_A.weight", NOT_FINITE),
-        ),
-    ],
-)
-def test_what_is_no_adapter_is_refused(
-    tmp_path: Path, tensors: Tensors, metadata: dict[str, str] | None, finding: tuple[str, str]
-) -> None:
-    save_file(tensors, tmp_path / "a", metadata)
-    assert refusal(validate_adapter, tmp_path / "a", LAYOUT) == [finding]
-
-
-SMALL_GAP = "a gap is too small: the first must be at least 0, the others at least 1"
-
-
 def changes(name: str, gaps: list[int], values: list[float], dtype: torch.dtype = torch.int32) -> Tensors:
     return {f"{name}.gaps": torch.tensor(gaps, dtype=dtype), f"{name}.values": torch.tensor(values)}
+
+
+NO_CONFIG = "the file's metadata hold no adapter_config, the text of PEFT's adapter_config.json"
+SMALL_GAP = "a gap is too small: the first must be at least 0, the others at least 1"
+CUT_OFF = "what arrived is not a safetensors file, or was cut off: it ends within its header"
+PICKLE = "what arrived is a pickle or an archive: save the weights as safetensors"
+NO_FILES = [
+    (save(GOOD)[:-1], "what arrived has 233 bytes, its header says 234: it is not whole"),
+    (save(GOOD) + b"\0", "what arrived has 235 bytes, its header says 234: it is not whole"),
+    *((content, CUT_OFF) for content in (save(GOOD)[:100], b"", b"<!DOCTYPE html>" * 9)),
+    *((content, PICKLE) for content in (pickle.dumps(Bomb()), saved_by_torch())),
+    (b"\x02" + bytes(7) + b"[]", "what arrived: The header does not begin with {"),
+]
+NO_ADAPTERS = [
+    *(
+        (save({"a": torch.ones(1)}, metadata), "weights", NO_CONFIG)
+        for metadata in (None, {"adapter_config": "{"}, {"adapter_config": "[]"})
+    ),
+    (save({}, {"adapter_config": "{}"}), "weights", "the adapter holds no tensor"),
+    (
+        save(
+            {"embed.lora_A.weight": torch.tensor([[0.0, 1.0, torch.nan]]), "embed.lora_B.weight": torch.ones(4, 1)},
+            {"adapter_config": "{}"},
+        ),
+        "embed.lora_A.weight",
+        NOT_FINITE,
+    ),
+]
+NO_CHANGES = [
+    ({"norm.weight": torch.ones(3)}, "norm.weight", "a delta holds only names that end in .gaps or .values"),
+    (changes("lm_head", [0], [1.0]), "lm_head", "the base has no such tensor"),
+    ({"scale.gaps": torch.zeros(1, dtype=torch.int32)}, "scale", "scale.values is missing"),
+    (changes("scale", [0], [1.0], torch.int64), "scale", "gaps are I64; they must be I32"),
+    (changes("norm.weight", [0], [1.0]), "norm.weight", "values are F32 where the base has BF16"),
+    (changes("scale", [1], [1.0]), "scale", "place 1 is changed, and the tensor has only 1 values"),
+    (changes("scale", [-1], [1.0]), "scale", SMALL_GAP),
+    (changes("scale", [0, 0], [1.0, 2.0]), "scale", SMALL_GAP),
+    (changes("scale", [0], [torch.nan]), "scale", NOT_FINITE),
+]
+REFUSED: list[tuple[Callable[..., Any], bytes, list[tuple[str, str]]]] = [
+    *((validate_full, content, found) for content, found in OTHER_MODEL),
+    *((validate_full, content, [("weights", message)]) for content, message in NO_FILES),
+    *((validate_adapter, content, [(field, message)]) for content, field, message in NO_ADAPTERS),
+    *((validate_delta, save(tensors), [(field, message)]) for tensors, field, message in NO_CHANGES),
+]
+
+
+@pytest.mark.parametrize(("validate", "content", "found"), REFUSED)
+def test_a_file_that_may_not_be_served_is_refused_with_all_that_is_wrong(
+    tmp_path: Path, validate: Callable[..., Any], content: bytes, found: list[tuple[str, str]]
+) -> None:
+    (tmp_path / "a").write_bytes(content)
+    assert refusal(validate, tmp_path / "a", LAYOUT) == found
 
 
 def test_a_delta_has_the_checksum_of_its_own_tensors(tmp_path: Path) -> None:
@@ -203,23 +213,3 @@ def test_a_delta_has_the_checksum_of_its_own_tensors(tmp_path: Path) -> None:
     new = written(tmp_path / "new", {**GOOD, "scale": torch.tensor(7.0), "norm.weight": GOOD["norm.weight"] * 3})
     for delta in (delta_of(base, new, tmp_path / "delta"), written(tmp_path / "nothing", {})):
         assert validate_delta(delta, LAYOUT) == file_checksum(delta)
-
-
-@pytest.mark.parametrize(
-    ("parts", "finding"),
-    [
-        ({"norm.weight": torch.ones(3)}, ("norm.weight", "a delta holds only names that end in .gaps or .values")),
-        (changes("lm_head", [0], [1.0]), ("lm_head", "the base has no such tensor")),
-        ({"scale.gaps": torch.zeros(1, dtype=torch.int32)}, ("scale", "scale.values is missing")),
-        (changes("scale", [0], [1.0], torch.int64), ("scale", "gaps are I64; they must be I32")),
-        (changes("norm.weight", [0], [1.0]), ("norm.weight", "values are F32 where the base has BF16")),
-        (changes("scale", [1], [1.0]), ("scale", "place 1 is changed, and the tensor has only 1 values")),
-        (changes("scale", [-1], [1.0]), ("scale", SMALL_GAP)),
-        (changes("scale", [0, 0], [1.0, 2.0]), ("scale", SMALL_GAP)),
-        (changes("scale", [0], [float("nan")]), ("scale", NOT_FINITE)),
-    ],
-)
-def test_changes_that_no_weights_of_the_model_can_have_are_refused(
-    tmp_path: Path, parts: Tensors, finding: tuple[str, str]
-) -> None:
-    assert refusal(validate_delta, written(tmp_path / "delta", parts), LAYOUT) == [finding]

@@ -11,14 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deployments.sandbox import (
-    Limits,
-    LocalSandbox,
-    Outcome,
-    Program,
-    SandboxLost,
-    SandboxTooWeak,
-)
+from deployments.sandbox import Limits, LocalSandbox, Outcome, Program, SandboxLost, SandboxTooWeak
 from deployments.sandbox.local import DEFAULT_LIMITS
 from deployments.sandbox.programs.jail import SET_CHILD_SUBREAPER
 from tests.deployments.sandbox.running_processes import is_running
@@ -178,9 +171,7 @@ def orphans() -> Iterator[Callable[[], list[str]]]:
     libc.prctl(SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def test_the_limits_leave_no_process_that_has_ended(
-    orphans: Callable[[], list[str]],
-) -> None:
+def test_the_limits_leave_no_process_that_has_ended(orphans: Callable[[], list[str]]) -> None:
     # Such a process counts against the limit of its user for as long as nobody waits for it.
     sandbox = LocalSandbox(max_concurrent_runs=1, isolation="limits")
     assert orphans() == []

@@ -5,16 +5,7 @@ import struct
 
 import pytest
 
-from deployments.sandbox.system_calls import (
-    CLONE,
-    CLONE3,
-    KILL,
-    MACHINES,
-    REFUSED,
-    SIGNALS,
-    SOCKET,
-    system_call_filter,
-)
+from deployments.sandbox.system_calls import CLONE, CLONE3, KILL, MACHINES, REFUSED, SIGNALS, SOCKET, system_call_filter
 
 ALLOWED, KILLED = "allowed", "killed"
 HARMLESS = {"x86_64": (0, 1, 9, 59, 231), "aarch64": (63, 64, 222, 221, 94)}

@@ -20,6 +20,10 @@ from deployments.sessions.session_record import SessionRecord
 from rollout_client.contract.messages import PackedNumbers
 from tests.deployments.sessions.renderer import PLAIN, TokenizerRenderer
 
+SYSTEM = {"role": "system", "content": "Be brief."}
+QUESTION = {"role": "user", "content": "1 + 2?"}
+NEXT = {"role": "user", "content": "And 3?"}
+
 
 @dataclass(frozen=True)
 class Reply:

@@ -16,14 +16,13 @@ from deployments.sessions.session_record import SessionRecord
 from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers
 from rollout_client.contract.sessions import SessionSample
 from service.rollout_requests.result_encoding import json_of
-from tests.deployments.sessions.harness import FakeEngine, Reply, columns_after
+from tests.deployments.sessions.harness import NEXT, QUESTION, FakeEngine, Reply, columns_after
 from tests.deployments.sessions.renderer import small, tiny
 from tests.deployments.sessions.test_session_laws import Agent
 from tests.service.rollouts.playing import play
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome
 
 ALL = IncludedColumns(sampling_mask=True, entropy=True, routed_experts=True)
-QUESTION, MORE = {"role": "user", "content": "1 + 2?"}, {"role": "user", "content": "And 3?"}
 
 
 class ReplayingGenerator(ScriptedGenerator):
@@ -73,7 +72,7 @@ def branching() -> FakeEngine:
     """One answer with two continuations."""
     engine = FakeEngine(small(), includes=True)
     first = engine.call([QUESTION], Reply("3"))
-    engine.call([QUESTION, first.message, MORE], Reply("6"))
+    engine.call([QUESTION, first.message, NEXT], Reply("6"))
     engine.call([QUESTION, first.message, {"role": "user", "content": "Sure?"}], Reply("Yes"))
     return engine
 
@@ -98,15 +97,15 @@ def test_a_sample_in_json_is_read_with_its_columns() -> None:
 def test_a_response_whose_experts_are_of_another_model_adds_none() -> None:
     engine = FakeEngine(small(), includes=True)
     first = engine.call([QUESTION], Reply("3"))
-    known = engine.record.plan([QUESTION, first.message, MORE], engine.calls[0].context).experts_from
+    known = engine.record.plan([QUESTION, first.message, NEXT], engine.calls[0].context).experts_from
     other: PackedNumbers = packed_rows([1] * 3, "uint8", [3, 1])
-    prepared = engine.prepare([QUESTION, first.message, MORE])
+    prepared = engine.prepare([QUESTION, first.message, NEXT])
     [second] = engine.finish(prepared, Reply("6"))
     changed = replace(engine.calls[1], generated=[replace(second, columns={EXPERTS: other})])
     record = SessionRecord()
     record.add(engine.calls[0])
     record.add(changed)
-    assert record.plan([QUESTION, first.message, MORE, second.message, MORE], prepared.context).experts_from == known
+    assert record.plan([QUESTION, first.message, NEXT, second.message, NEXT], prepared.context).experts_from == known
     [sample] = samples_of("s", record)
     assert sample.message_log[-1].routed_experts is None
 

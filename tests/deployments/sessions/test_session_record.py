@@ -9,13 +9,10 @@ from deployments.failures import PromptRejected
 from deployments.sessions.message_comparison import drift_report, response_key
 from deployments.sessions.records import NO_PLAN, ChatContext, EngineCall, GenerationUnknown, TokenPrompt
 from rollout_client.contract.sessions import MessageDrift
-from tests.deployments.sessions.harness import FakeEngine, Reply
+from tests.deployments.sessions.harness import NEXT, QUESTION, SYSTEM, FakeEngine, Reply
 from tests.deployments.sessions.renderer import PLAIN, small
 from tests.endurance.session_laws import forms
 
-SYSTEM = {"role": "system", "content": "Be brief."}
-QUESTION = {"role": "user", "content": "1 + 2?"}
-NEXT = {"role": "user", "content": "And 3?"}
 THOUGHTFUL = Reply("Let me see.", "add them", '{"b": 2, "a": 1}')
 SPELLED = replace(THOUGHTFUL, is_spelled=True)
 

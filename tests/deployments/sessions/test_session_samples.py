@@ -4,12 +4,8 @@ from deployments.sessions.samples import samples_of
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionSample
 from service.rollout_requests.result_encoding import json_of
-from tests.deployments.sessions.harness import FakeEngine, Reply
+from tests.deployments.sessions.harness import NEXT, QUESTION, SYSTEM, FakeEngine, Reply
 from tests.deployments.sessions.renderer import small
-
-SYSTEM = {"role": "system", "content": "Be brief."}
-QUESTION = {"role": "user", "content": "1 + 2?"}
-NEXT = {"role": "user", "content": "And 3?"}
 
 
 def branching() -> FakeEngine:

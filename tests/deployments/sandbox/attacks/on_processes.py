@@ -11,17 +11,6 @@ while started < 40:
     started += 1
 tell(started >= 16)
 """
-START_THREADS = """
-import threading
-threading.stack_size(65536)
-started = 0
-try:
-    while started < 40:
-        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-        started += 1
-except RuntimeError: pass
-tell(started >= 16)
-"""
 MAP_SHARED = (
     "\nimport mmap\nheld = []\nprint(attempt(lambda: [held.append(mmap.mmap(-1, 2 ** 22)) for _ in range(100)]))"
 )
@@ -78,7 +67,7 @@ NO_TEXT = "os.write(1, bytes([0, 255, 254, 27]) + b'[2J')"
 ON_PROCESSES = [
     *refused(
         {
-            "process_count": {"more_processes_than_permitted": FORK_MANY, "more_threads_than_permitted": START_THREADS},
+            "process_count": {"more_processes_than_permitted": FORK_MANY},
             "memory": {
                 "memory_shared_by_mapping": MAP_SHARED,
                 "hoarding_pipes": "\nheld = []\nprint(attempt(lambda: [held.append(os.pipe()) for _ in range(64)]))",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deployments.sandbox.providers.dockerfile import BuildPlan, build_plan
-from deployments.sandbox.providers.interface import ProviderUnusable, SandboxRefused, SandboxSpec, files_below, state_of
+from deployments.sandbox.providers.interface import SandboxRefused, SandboxSpec, files_below, state_of
 from deployments.sandbox.providers.local import LocalProvider
 
 
@@ -57,7 +57,9 @@ def test_a_folder_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-def test_further_sandboxes_of_a_folder_read_none_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_further_sandboxes_of_a_folder_read_none_of_its_files(
+    provider: LocalProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder_with(tmp_path, Dockerfile=b"FROM debian\nCOPY data /data\n", data=b"1")
     plans: list[Path] = []
 
@@ -68,10 +70,6 @@ def test_further_sandboxes_of_a_folder_read_none_of_its_files(tmp_path: Path, mo
     monkeypatch.setattr("deployments.sandbox.providers.local.build_plan", planned)
 
     async def run() -> list[bytes | None]:
-        try:
-            provider = LocalProvider()
-        except ProviderUnusable as error:
-            pytest.skip(str(error))
         contents = []
         at_once = await asyncio.gather(*(provider.open(SandboxSpec(folder=tmp_path)) for _ in range(4)))
         await asyncio.gather(*(sandbox.close() for sandbox in at_once))
@@ -81,7 +79,6 @@ def test_further_sandboxes_of_a_folder_read_none_of_its_files(tmp_path: Path, mo
             sandbox = await provider.open(SandboxSpec(folder=tmp_path))
             contents.append(await sandbox.read_file("/data"))
             await sandbox.close()
-        provider.close()
         return contents
 
     assert asyncio.run(run()) == [b"1", b"1", b"2", b"2"]

@@ -13,12 +13,7 @@ import pytest
 
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers import leftover
-from deployments.sandbox.providers.interface import (
-    ExecResult,
-    ProviderUnusable,
-    RunningSandbox,
-    SandboxSpec,
-)
+from deployments.sandbox.providers.interface import ExecResult, RunningSandbox, SandboxSpec
 from deployments.sandbox.providers.leftover import FIRST, ProcessesLeft, end_others, processes_of
 from deployments.sandbox.providers.local import LocalProvider
 
@@ -48,20 +43,15 @@ KINDS = {
 }
 
 
-def with_local(folder: Path, work: Callable[[RunningSandbox], Awaitable[Any]]) -> Any:
+def with_local(provider: LocalProvider, folder: Path, work: Callable[[RunningSandbox], Awaitable[Any]]) -> Any:
     (folder / "Dockerfile").write_text("FROM debian\nWORKDIR /app\n")
 
     async def run() -> Any:
-        try:
-            provider = LocalProvider()
-        except ProviderUnusable as error:
-            pytest.skip(str(error))
         sandbox = await provider.open(SandboxSpec(folder=folder))
         try:
             return await work(sandbox)
         finally:
             await sandbox.close()
-            provider.close()
 
     return asyncio.run(run())
 
@@ -73,7 +63,7 @@ async def listed(sandbox: RunningSandbox) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_that_a_command_has_left_goes_on(tmp_path: Path, kind: str) -> None:
+def test_nothing_that_a_command_has_left_goes_on(provider: LocalProvider, tmp_path: Path, kind: str) -> None:
     async def work(sandbox: RunningSandbox) -> None:
         kept = await processes_of(sandbox)
         assert (await sandbox.exec(KINDS[kind])).exit_code == 0
@@ -86,7 +76,7 @@ def test_nothing_that_a_command_has_left_goes_on(tmp_path: Path, kind: str) -> N
         await asyncio.sleep(0.2)
         assert await sandbox.read_file("/app/beat") == beats
 
-    with_local(tmp_path, work)
+    with_local(provider, tmp_path, work)
 
 
 class Answering:
@@ -157,9 +147,11 @@ def container(shell: Sequence[str]) -> Iterator[Container]:
 
 
 @pytest.mark.parametrize("shell", [["dash"], ["bash"], ["bash", "--posix"]], ids=" ".join)
-def test_the_first_process_of_a_container_reaps_what_others_have_left(tmp_path: Path, shell: list[str]) -> None:
+def test_the_first_process_of_a_container_reaps_what_others_have_left(
+    provider: LocalProvider, tmp_path: Path, shell: list[str]
+) -> None:
     # That bubblewrap works.
-    with_local(tmp_path, lambda sandbox: sandbox.exec(["true"]))
+    with_local(provider, tmp_path, lambda sandbox: sandbox.exec(["true"]))
 
     async def work(sandbox: Any) -> None:
         kept = await processes_of(sandbox)

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from deployments.sandbox.providers.interface import (
     MOST_PROCESSES,
     ExecResult,
     OutOfMemory,
-    ProviderUnusable,
     SandboxRefused,
     SandboxSpec,
 )
@@ -53,16 +51,6 @@ for process in spinning:
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print((used.ru_utime + used.ru_stime) / (time.monotonic() - begun))
 """
-
-
-@pytest.fixture
-def provider() -> Iterator[LocalProvider]:
-    try:
-        provider = LocalProvider()
-    except ProviderUnusable as error:
-        pytest.skip(str(error))
-    yield provider
-    provider.close()
 
 
 @pytest.fixture
