@@ -180,13 +180,6 @@ async def test_a_cursor_leaves_the_samples_whose_groups_have_failed() -> None:
     [left] = cursor.samples_from
     assert [(piece.start, piece.count) for piece in left.pieces()] == [(FIRST + 1, 2), (FIRST + 6, 1)]
     assert (left.seed, left.revision) == (3, "1 with seed 3")
-    again = await jobs.resume(cursor, **OPTIONS)
-    assert again is not None
-    await cluster.ended(again.job_id)
-    played = [event["samples"] for event in await cluster.events(again.job_id) if "samples" in event]
-    assert {each["sample"]["id"] for group in played for each in group} == {"s6", "s7", "s11"}
-    at_end = await jobs.cursor(again.job_id, len(played) + 1)
-    assert (at_end.samples_left, await jobs.resume(at_end, **OPTIONS)) == (0, None)
 
 
 @virtual_time.test
