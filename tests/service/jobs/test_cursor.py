@@ -118,10 +118,10 @@ class Trainer:
         | st.tuples(st.just("save"), st.booleans())
         | st.tuples(st.just("restart"), st.integers(-3, -1))
         | st.tuples(st.sampled_from(["ingress", "store", "forget"]), st.none()),
-        max_size=14,
+        max_size=10,
     )
 )
-@settings(max_examples=20)
+@settings(max_examples=8)
 @virtual_time.test
 async def test_each_sample_is_trained_on_once_whatever_dies(happenings: list[tuple[str, Any]]) -> None:
     cluster = ScriptedIngresses(data=Rows(), environment=FlakyEnvironment({FIRST + 1: 2, FIRST + 3: 4, FIRST + 6: 1}))
