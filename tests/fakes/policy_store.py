@@ -1,5 +1,6 @@
 """A scripted stand-in for the policy store client: keeps the bytes of one upload and notes every call."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from inspect import signature
 from typing import Any
@@ -33,6 +34,9 @@ class ScriptedStore:
         self.failures: dict[str, Exception] = {}
         self.repeated: PolicyUpdate | None = None
         self.current = 3
+        self.gate = asyncio.Event()
+        """`wait_for` answers while it is set."""
+        self.gate.set()
 
     def note(self, method: str, *arguments: Any) -> None:
         self.calls.append((method, *arguments))
@@ -57,6 +61,7 @@ class ScriptedStore:
     async def wait_for(self, *demand: Any, takes_offered: bool = False) -> CurrentVersions:
         del takes_offered
         self.note("wait_for", *demand)
+        await self.gate.wait()
         return CurrentVersions("store", 1, {"": self.current, "run-b": self.current})
 
     async def state(self, checksums_within_s: float) -> PolicyState:

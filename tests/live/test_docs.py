@@ -17,7 +17,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -73,8 +72,6 @@ def test_every_block_is_of_a_language_that_is_tested_or_plain_text() -> None:
 @pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(REPOSITORY))) for page in PYTHON_PAGES])
 def test_the_python_of_a_page_runs(page: Path, service_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
-    # A tracker of experiments brings more packages than the rest of the tests together.
-    monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
     namespace: dict[str, Any] = {"__name__": page.stem}
     for block in blocks_of(page):
         if block.language != "python":

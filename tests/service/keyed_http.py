@@ -11,8 +11,6 @@ from service.access.keys import SCOPES, hash_of, new_key
 from service.settings import AccessSettings
 from tests.service.scripted_http import ScriptedHttp
 
-SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
-
 
 def access_of_a_key(
     folder: Path, now_s: Callable[[], float] = time.monotonic, **fields: Any

@@ -44,6 +44,8 @@ VOCAB_SIZE = 262
 MAX_MODEL_LEN = 100
 DESCRIPTION = GeneratorDescription("tiny", MAX_MODEL_LEN, VOCAB_SIZE)
 LIMITS = RequestLimits(max_body_bytes=4096, max_rollouts_per_request=100)
+NDJSON = "application/x-ndjson"
+SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
 tokenizer = TransformersChatTokenizer.load(str(TINY_MODEL))
 Returned = TypeVar("Returned")
 

@@ -87,36 +87,25 @@ def test_each_deployment_takes_what_it_is_given() -> None:
     }
 
 
-def listening(monkeypatch: pytest.MonkeyPatch, options: HTTPOptions | None) -> None:
-    monkeypatch.setattr(app, "http_options", lambda: options)
-
-
 def test_where_strangers_could_reach_it_the_application_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    listening(monkeypatch, HTTPOptions(host="0.0.0.0"))
+    monkeypatch.setattr(app, "http_options", lambda: HTTPOptions(host="0.0.0.0"))
     with pytest.raises(ServiceExposed, match=r"^http_options\.host: 0\.0\.0\.0 can be reached from other machines"):
         build(SETTINGS)
     guarded = SETTINGS.model_copy(update={"access": AccessSettings(guarded_by="the gateway asks who is calling")})
     build(guarded)
 
 
-def test_without_a_serve_that_runs_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert http_options() is None
+@pytest.mark.parametrize(("labels", "port"), [({}, 24817), ({"rollout-service-port": "8000"}, 8000)])
+def test_the_service_listens_where_serve_and_the_label_of_its_node_say(
+    labels: dict[str, str], port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert http_options() is None, "nothing listens without a Serve that runs"
     build(SETTINGS)
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    client = SimpleNamespace(http_config=WITH_TLS)
-    monkeypatch.setattr(serve.context, "_get_global_client", lambda **_: client)
-    labels: dict[str, str] = {}
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_labels=lambda: labels))
-    assert http_options() is WITH_TLS
-
-
-def test_where_the_ingress_listens_itself_its_port_is_that_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     client = SimpleNamespace(http_config=WITH_TLS.model_copy(update={"port": 24817}))
     monkeypatch.setattr(serve.context, "_get_global_client", lambda **_: client)
-    context = SimpleNamespace(get_node_labels=lambda: {"rollout-service-port": "8000"})
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    assert http_options() == WITH_TLS.model_copy(update={"port": 8000})
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_labels=lambda: labels))
+    assert http_options() == WITH_TLS.model_copy(update={"port": port})
 
 
 @pytest.mark.parametrize(

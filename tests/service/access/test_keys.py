@@ -1,6 +1,5 @@
 """Keys: what a keys file may hold, which key is found, and that no message tells one."""
 
-import json
 import logging
 from hashlib import sha256
 from typing import Any
@@ -30,10 +29,6 @@ def test_a_key_gives_the_caller_of_its_entry() -> None:
     )
     assert keys.caller_with(KEY) == Caller("team", frozenset({"rollout"}), 4.0, 64)
     assert keys.caller_with(OTHER) == Caller("b", frozenset({"rollout"}))
-
-
-def test_json_is_a_keys_file_too() -> None:
-    assert parsed_keys(json.dumps({"keys": [ENTRY]}).encode()).caller_with(KEY) is not None
 
 
 @pytest.mark.parametrize(

@@ -186,12 +186,18 @@ async def test_a_run_says_which_limit_its_session_has_reached(limits: dict[str, 
     assert (await Service().run(limits=SessionLimits(**limits))).limit == limit
 
 
+async def waiting_run(service: Service) -> "asyncio.Task[AgentRunOutcome]":
+    """A run whose agent has had its first answer."""
+    running = asyncio.create_task(service.run())
+    while not sum(info.generated_tokens for info in await service.store.infos("")):
+        await asyncio.sleep(0)
+    return running
+
+
 @runs
 async def test_a_run_that_is_interrupted_returns_with_what_was_generated() -> None:
     service = Service(asks_and_waits)
-    running = asyncio.create_task(service.run())
-    while not (service.program.requests and await generated_tokens(service)):
-        await asyncio.sleep(0)
+    running = await waiting_run(service)
     assert service.agents.interrupt("r-0")
     run = await running
     assert ([message.content for message in run.branches[0].message_log], run.failure) == (["Q", "A"], None)
@@ -200,16 +206,10 @@ async def test_a_run_that_is_interrupted_returns_with_what_was_generated() -> No
     assert await service.sessions_left() == 0
 
 
-async def generated_tokens(service: Service) -> int:
-    return sum(info.generated_tokens for info in await service.store.infos(""))
-
-
 @runs
 async def test_a_run_that_is_cancelled_ends_its_agent_and_deletes_its_session() -> None:
     service = Service(asks_and_waits)
-    running = asyncio.create_task(service.run())
-    while not (service.program.requests and await generated_tokens(service)):
-        await asyncio.sleep(0)
+    running = await waiting_run(service)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from service.access.keys import hash_of, parsed_keys
-from tests.service.keyed_http import SAMPLE, KeyedHttp
+from tests.service.keyed_http import KeyedHttp
+from tests.service.scripted_http import SAMPLE
 
 BODY = {"samples": [SAMPLE]}
 

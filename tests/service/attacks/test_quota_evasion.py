@@ -17,11 +17,11 @@ from tests import virtual_time
 from tests.clients.scripted_service import served
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of
 from tests.service.jobs.test_jobs import GivenKeys, entry
-from tests.service.keyed_http import SAMPLE, KeyedHttp
+from tests.service.keyed_http import KeyedHttp
 from tests.service.routes.test_admission import wait_until_free
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
+from tests.service.scripted_http import NDJSON, SAMPLE
 
-NDJSON = "application/x-ndjson"
 MANY = {"samples": [SAMPLE], "num_generations": 4}
 
 

@@ -1,7 +1,6 @@
 """Keys over HTTP: who is let in, who is not, and what is said then."""
 
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -10,15 +9,10 @@ from fastapi.routing import APIRoute
 from service.routes import tinker
 from tests.fakes.scoring_generator import ScoringGenerator
 from tests.service.keyed_http import KeyedHttp, access_of_a_key
+from tests.service.openapi_document import DOCUMENT, OPERATIONS
 from tests.service.scripted import ScriptedGenerator
 from tests.service.scripted_http import ScriptedHttp
 
-DOCUMENT: dict[str, Any] = ScriptedHttp().request("GET", "/openapi.json").json()
-OPERATIONS = {
-    f"{method.upper()} {path}": operation
-    for path, methods in DOCUMENT["paths"].items()
-    for method, operation in methods.items()
-}
 ROUTES_OF_SCOPES = {
     "read": """GET mismatch, GET models, GET get_model_info, GET loads, GET model_info, GET workers, GET tasks,
         GET info, GET metrics, GET info/vocabulary, GET policy, GET policy/layout""",

@@ -17,20 +17,14 @@ from openapi_spec_validator import validate
 
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract.base import Problem
-from tests.service.scripted_http import ScriptedHttp
+from tests.service.openapi_document import DOCUMENT, OPERATIONS
+from tests.service.scripted_http import NDJSON, ScriptedHttp
 
 Json = dict[str, Any]
 JSON = "application/json"
-NDJSON = "application/x-ndjson"
 PROBLEM_JSON = "application/problem+json"
 MODEL_SERVER_ERRORS = {"400": ({PROBLEM_JSON, JSON},), "404": ({JSON}, {PROBLEM_JSON, JSON})}
 """Where the errors of OpenAI's and Anthropic's APIs have a form of their own."""
-DOCUMENT: Json = ScriptedHttp().request("GET", "/openapi.json").json()
-OPERATIONS: dict[str, Json] = {
-    f"{method.upper()} {path}": operation
-    for path, methods in DOCUMENT["paths"].items()
-    for method, operation in methods.items()
-}
 
 
 def nodes(node: Any, path: str = "#") -> Iterator[tuple[str, Json]]:
@@ -53,6 +47,7 @@ def resolved(reference: str) -> Any:
     return node
 
 
+@pytest.mark.slow
 def test_the_document_is_valid_openapi() -> None:
     validate(DOCUMENT)
 

@@ -9,15 +9,13 @@ import httpx
 import pytest
 
 from deployments.failures import EnvironmentLost, GenerationRejected
-from tests.service.scripted_http import ScriptedHttp
+from tests.service.scripted_http import NDJSON, SAMPLE, ScriptedHttp
 
-GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
 MINE = "run 7/step-12 ~"
-NDJSON = "application/x-ndjson"
 
 
 def post(service: ScriptedHttp, body: Any, **headers: str) -> httpx.Response:
-    return service.post({"samples": [GOOD], **body}, x_request_id=MINE, **headers)
+    return service.post({"samples": [SAMPLE], **body}, x_request_id=MINE, **headers)
 
 
 def test_the_callers_id_is_in_the_header_and_in_the_response() -> None:
@@ -27,7 +25,7 @@ def test_the_callers_id_is_in_the_header_and_in_the_response() -> None:
 
 def test_a_request_without_an_id_gets_a_new_one() -> None:
     service = ScriptedHttp()
-    responses = [service.post({"samples": [GOOD]}) for _ in range(2)]
+    responses = [service.post({"samples": [SAMPLE]}) for _ in range(2)]
     ids = [response.json()["request_id"] for response in responses]
     assert [response.headers["x-request-id"] for response in responses] == ids
     assert all(re.fullmatch("[0-9a-f]{32}", request_id) for request_id in ids)
@@ -64,7 +62,7 @@ def test_a_failed_sample_that_ends_its_request_has_the_callers_id() -> None:
 @pytest.mark.parametrize("given", ["", "a" * 129, "caf\u00e9", "a\tb"])
 def test_an_id_that_is_not_allowed_is_refused_under_a_new_one(given: str) -> None:
     service = ScriptedHttp()
-    body = json.dumps({"samples": [GOOD]})
+    body = json.dumps({"samples": [SAMPLE]})
     response = service.request("POST", "/rollout", content=body, headers={"x-request-id": given.encode("latin-1")})
     assert (response.status_code, response.headers["content-type"]) == (422, "application/problem+json")
     problem = response.json()
@@ -113,7 +111,7 @@ def test_an_unexpected_error_ends_a_stream_with_its_problem_and_a_log_line(caplo
 
 def test_a_rejected_prompt_is_logged_with_its_request_and_sample(caplog: pytest.LogCaptureFixture) -> None:
     long = {"task_name": "math", "messages": [{"role": "user", "content": "x" * 200}], "idx": 31}
-    response = post(ScriptedHttp(), {"samples": [GOOD, long], "num_generations": 2})
+    response = post(ScriptedHttp(), {"samples": [SAMPLE, long], "num_generations": 2})
     assert [sample["status"] for sample in response.json()["samples"]] == ["completed"] * 2 + ["error"] * 2
     record = assert_logged(caplog, "rollout_service.requests", logging.WARNING, None)
     assert (record.task_name, record.sample) == ("math", 31)

@@ -37,12 +37,6 @@ def ranged(first: int, end: int, total: int | None = None) -> _UploadChunk:
 # Headers
 
 
-def test_headers_say_place_digest_and_encoding_of_a_chunk() -> None:
-    chunk = chunk_of({"content-range": "bytes 4-6/9", "weights-digest": sha256(b"weights"), "content-encoding": "zstd"})
-    assert chunk == _UploadChunk(sha256(b"weights"), True, 4, 7, 9)
-    assert (chunk.first, chunk.completes(7), chunk.completes(9)) == (4, False, True)
-
-
 @pytest.mark.parametrize("value", ["", "a" * 63, "a" * 65, "A" * 64, "g" * 64, f"sha-256=:{'a' * 64}:"])
 def test_a_digest_of_another_form_is_refused(value: str) -> None:
     with pytest.raises(RequestProblem) as raised:

@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.data.rows import DataReader
 from deployments.failures import JobStoreLost
 from deployments.jobs.registry import JobsSettings
@@ -30,17 +29,15 @@ from service.settings import AdmissionSettings, RequestLimits
 from tests import virtual_time
 from tests.fakes.policy_store import ScriptedStore
 from tests.fakes.storage import Kept, ScriptedStorage
-from tests.paths import TINY_MODEL
 from tests.service.rollouts.playing import RandomEnvironment, RandomGenerator
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
-from tests.service.scripted_http import app_of
+from tests.service.scripted_http import app_of, tokenizer
 
 MAX_MODEL_LEN = 60
 DESCRIPTION = GeneratorDescription("tiny", MAX_MODEL_LEN, 262)
 LIMITS = RequestLimits(max_body_bytes=2**16)
 SETTINGS = JobsSettings(lease_s=5, keep_s=3600)
 ENDS_WITHIN_S = 300.0
-tokenizer = TransformersChatTokenizer.load(str(TINY_MODEL))
 
 
 class StoreLink:

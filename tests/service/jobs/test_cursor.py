@@ -7,16 +7,17 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.data.rows import DataReader
 from deployments.failures import EnvironmentBroken
 from deployments.protocols.environments import StepRequest
 from rollout_client import RequestRejected
+from rollout_client.contract.jobs import JobCursor, JobEvent
 from rollout_client.contract.selection import SampleRange
 from rollout_env import StepOutcome
-from service.jobs.codec import _ranges_without, cursor_of, ranges_entry
+from service.jobs.codec import PLAYED, _ranges_without, cursor_of, ranges_entry
 from service.rollout_requests.sample_ranges import pieces_of
 from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of
@@ -61,6 +62,88 @@ class FlakyEnvironment(RandomEnvironment):
         return await super().step(request)
 
 
+class Trainer:
+    """Trains on one event of its job after the other; what it has learned since its checkpoint dies with it."""
+
+    def __init__(self, cluster: ScriptedIngresses, cursor: JobCursor) -> None:
+        self._cluster = cluster
+        self._jobs = cluster.client(0).jobs
+        self.cursor: JobCursor | None = cursor
+        """`None` when nothing is left."""
+        self.trained: list[str] = []
+        self._checkpoints = [(cursor, self.trained)]
+
+    async def train(self, events: int) -> None:
+        for _ in range(events):
+            if self.cursor is None:
+                return
+            query = {"after": self.cursor.event, "follow": False}
+            answer = await self._cluster.request(0, "GET", f"/jobs/{self.cursor.job_id}/events", params=query)
+            if answer.status_code == 404:
+                await self.restart(-1)
+            elif not answer.text.strip():
+                await asyncio.sleep(1)
+            else:
+                await self._learn(JobEvent.model_validate_json(answer.text.splitlines()[0]), self.cursor)
+
+    async def _learn(self, event: JobEvent, cursor: JobCursor) -> None:
+        self.trained = [*self.trained, *{str(each.sample.id) for each in event.samples if each.sample.status in PLAYED}]
+        self.cursor = cursor.model_copy(update={"event": event.event})
+        if event.is_last:
+            # What has failed is asked for again.
+            await self.save(acknowledges=False)
+            await self.restart(-1)
+
+    async def save(self, acknowledges: bool) -> None:
+        if self.cursor is None:
+            return
+        try:
+            self.cursor = await self._jobs.cursor(self.cursor.job_id, self.cursor.event)
+        except RequestRejected:
+            # The job is not known any longer.
+            await self.restart(-1)
+            return
+        self._checkpoints.append((self.cursor, self.trained))
+        if acknowledges:
+            await self._jobs.acknowledge(self.cursor.job_id, self.cursor.event)
+
+    async def restart(self, checkpoint: int) -> None:
+        saved, self.trained = self._checkpoints[checkpoint % len(self._checkpoints)]
+        self.cursor = await self._jobs.resume(saved, **OPTIONS)
+
+
+@pytest.mark.slow
+@given(
+    st.lists(
+        st.tuples(st.just("train"), st.integers(1, 6))
+        | st.tuples(st.just("save"), st.booleans())
+        | st.tuples(st.just("restart"), st.integers(-3, -1))
+        | st.tuples(st.sampled_from(["ingress", "store", "forget"]), st.none()),
+        max_size=10,
+    )
+)
+@settings(max_examples=8)
+@virtual_time.test
+async def test_each_sample_is_trained_on_once_whatever_dies(happenings: list[tuple[str, Any]]) -> None:
+    cluster = ScriptedIngresses(data=Rows(), environment=FlakyEnvironment({FIRST + 1: 2, FIRST + 3: 4, FIRST + 6: 1}))
+    job = await cluster.client(0).jobs.submit(samples_from=[RANGE], **OPTIONS)
+    trainer = Trainer(cluster, await cluster.client(1).jobs.cursor(job.job_id, 0))
+    for what, argument in happenings:
+        match what:
+            case "ingress":
+                cluster.kill(0)
+            case "store":
+                cluster.start_store()
+            case "forget" if trainer.cursor is not None:
+                # As after its expiry, or with a cluster whose jobs did not outlive it.
+                await cluster.request(1, "DELETE", f"/jobs/{trainer.cursor.job_id}")
+            case "train" | "save" | "restart":
+                await getattr(trainer, what)(argument)
+    while trainer.cursor is not None:
+        await trainer.train(1)
+    assert sorted(trainer.trained) == sorted(f"s{place}" for place in range(FIRST, FIRST + COUNT))
+
+
 @virtual_time.test
 async def test_a_cursor_names_what_is_left_and_posted_it_plays_that_alone() -> None:
     cluster = ScriptedIngresses(data=Rows())
@@ -98,13 +181,6 @@ async def test_a_cursor_leaves_the_samples_whose_groups_have_failed() -> None:
     [left] = cursor.samples_from
     assert [(piece.start, piece.count) for piece in pieces_of(left)] == [(FIRST + 1, 2), (FIRST + 6, 1)]
     assert (left.seed, left.revision) == (3, "1 with seed 3")
-    again = await jobs.resume(cursor, **OPTIONS)
-    assert again is not None
-    await cluster.ended(again.job_id)
-    played = [event["samples"] for event in await cluster.events(again.job_id) if "samples" in event]
-    assert {each["sample"]["id"] for group in played for each in group} == {"s6", "s7", "s11"}
-    at_end = await jobs.cursor(again.job_id, len(played) + 1)
-    assert (at_end.samples_left, await jobs.resume(at_end, **OPTIONS)) == (0, None)
 
 
 @virtual_time.test

@@ -131,11 +131,6 @@ def entry(name: str, key: str, *scopes: str, **fields: Any) -> dict[str, Any]:
     return {"name": name, "sha256": hash_of(key), "scopes": scopes or ["rollout"], **fields}
 
 
-def access_of(**keys: str) -> AccessControl:
-    """Args: `keys` are by the names of their holders."""
-    return AccessControl(GivenKeys(*(entry(name, key) for name, key in keys.items())))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("now_in_the_file", "problem"),
     [

@@ -14,7 +14,7 @@ from rollout_client.contract.rollouts import SampleResult
 from service.rollouts.episode import Episode
 from service.rollouts.progress import RolloutObserver, Stage
 from tests import virtual_time
-from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, run
+from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
 
 Rollout = tuple[int, int]
@@ -54,24 +54,22 @@ def names(samples: list[dict[str, Any]]) -> list[Rollout]:
     return [(sample["idx"], sample["generation_index"]) for sample in samples]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(kills_after_s=st.lists(st.sampled_from([0.5, 1, 1.5, 2, 4, 7]), max_size=3))
-def test_each_end_is_counted_and_recorded_once_whatever_dies(kills_after_s: list[float]) -> None:
-    async def scenario() -> None:
-        cluster = CountedIngresses()
-        job_id = await cluster.submit(request_of(groups=8, max_rollout_turns=6))
-        for seconds in kills_after_s:
-            await asyncio.sleep(seconds)
-            playing = [place for place, replica in enumerate(cluster.replicas) if replica.jobs.playing]
-            cluster.kill(playing[0] if playing else 0)
-        await cluster.ended(job_id)
-        await asyncio.sleep(1)
-        samples = await cluster.delivered(job_id)
-        assert len(samples) == 16
-        assert cluster.observed.ended_rollouts == Counter(names(samples))
-        assert await cluster.recorded() == sorted(sample["rollout_id"] for sample in samples)
-
-    run(scenario)
+@virtual_time.test
+async def test_each_end_is_counted_and_recorded_once_whatever_dies(kills_after_s: list[float]) -> None:
+    cluster = CountedIngresses()
+    job_id = await cluster.submit(request_of(groups=4, max_rollout_turns=6))
+    for seconds in kills_after_s:
+        await asyncio.sleep(seconds)
+        playing = [place for place, replica in enumerate(cluster.replicas) if replica.jobs.playing]
+        cluster.kill(playing[0] if playing else 0)
+    await cluster.ended(job_id)
+    await asyncio.sleep(1)
+    samples = await cluster.delivered(job_id)
+    assert len(samples) == 8
+    assert cluster.observed.ended_rollouts == Counter(names(samples))
+    assert await cluster.recorded() == sorted(sample["rollout_id"] for sample in samples)
 
 
 @virtual_time.test

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.arrow_bodies import read_response
 from tests import virtual_time
-from tests.service.jobs.scripted_ingresses import run
+from tests.service.jobs.scripted_ingresses import ScriptedIngresses, run
 from tests.service.jobs.selected_groups import VARIED, cluster, request_for
 from tests.service.scripted import without_names
+from tests.service.scripted_http import NDJSON
 
-NDJSON = "application/x-ndjson"
 KEPT = VARIED[:4]
 
 
@@ -85,27 +85,22 @@ def test_a_stream_and_arrow_have_the_rollouts_of_the_whole_answer() -> None:
         assert without_ahead(groups) == without_ahead(whole["groups"])
 
 
-class Job:
-    """The events of a job that is submitted to replica 0, and cursors of it."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.service = cluster(seed)
-
-    async def play(self, groups: int, kills_after_s: list[int]) -> list[dict[str, Any]]:
-        self.job_id = await self.service.submit(request_for(groups))
-        for seconds in kills_after_s:
-            await asyncio.sleep(seconds)
-            self.service.kill(0)
-            self.service.kill(1)
-        await self.service.ended(self.job_id)
-        return await self.service.events(self.job_id)
+async def play(service: ScriptedIngresses, groups: int, kills_after_s: list[int]) -> tuple[str, list[dict[str, Any]]]:
+    """A job's id and its events, whose ingress replicas are killed after so many seconds each."""
+    job_id = await service.submit(request_for(groups))
+    for seconds in kills_after_s:
+        await asyncio.sleep(seconds)
+        service.kill(0)
+        service.kill(1)
+    await service.ended(job_id)
+    return job_id, await service.events(job_id)
 
 
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 99), kills_after_s=st.lists(st.integers(1, 25), max_size=3))
 @virtual_time.test
 async def test_a_job_brings_each_group_once_in_order_whatever_dies(seed: int, kills_after_s: list[int]) -> None:
-    *groups, last = await Job(seed).play(5, kills_after_s)
+    _, (*groups, last) = await play(cluster(seed), 5, kills_after_s)
     played = [[each["sample"] for each in event["samples"]] for event in groups]
     assert [ids_of(samples) for samples in played] == [[f"s{place}"] * 2 for place in VARIED[:5]]
     assert [each["position"] for event in groups for each in event["samples"]] == list(range(10))
@@ -132,25 +127,12 @@ async def test_a_summary_has_all_groups_whose_events_came_before_a_death() -> No
 
 @virtual_time.test
 async def test_the_cursor_of_a_job_begins_after_the_last_sample_of_its_events() -> None:
-    job = Job()
-    events = await job.play(3, [])
-    jobs = job.service.client(0).jobs
-    cursors = [await jobs.cursor(job.job_id, event) for event in range(len(events) + 1)]
+    service = cluster()
+    job_id, events = await play(service, 3, [])
+    jobs = service.client(0).jobs
+    cursors = [await jobs.cursor(job_id, event) for event in range(len(events) + 1)]
     assert [cursor.samples_from[0].revision for cursor in cursors] == ["1 with seed None"] * 5
     assert await jobs.resume(cursors[-1], **request_for(3)) is None
     assert await jobs.resume(cursors[1], **request_for(3)) == cursors[1]
     places = [(cursor.kept, cursor.samples_from[0].start) for cursor in cursors]
     assert places == [(None, 0), (1, 1), (2, 4), (3, 6), (3, 6)]
-
-
-@virtual_time.test
-async def test_a_job_that_is_gone_goes_on_from_its_cursor() -> None:
-    job = Job()
-    await job.play(3, [])
-    jobs = job.service.client(0).jobs
-    cursor = await jobs.cursor(job.job_id, 2)
-    await jobs.delete(job.job_id)
-    resumed = await jobs.resume(cursor, **request_for(1))
-    assert resumed is not None
-    await job.service.ended(resumed.job_id)
-    assert ids_of(each["sample"] for each in await job.service.samples(resumed.job_id)) == [f"s{VARIED[2]}"] * 2

@@ -58,33 +58,31 @@ async def playing(after_s: float, **headers: str) -> tuple[ScriptedIngresses, st
 @pytest.mark.slow
 @given(deaths)
 @settings(max_examples=20)
-def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run(deaths: list[tuple[float, str]]) -> None:
-    async def scenario() -> None:
-        cluster = ScriptedIngresses()
-        job_id = await cluster.submit(REQUEST, idempotency_key="k")
-        killed = 0
-        for after_s, what in deaths:
-            await asyncio.sleep(after_s)
-            if what == "store":
-                cluster.store_is_away = True
-                await asyncio.sleep(1)
-                cluster.start_store()
-            else:
-                playing = [place for place, replica in enumerate(cluster.replicas) if replica.jobs.playing]
-                cluster.kill(playing[0] if playing else 0)
-                killed += bool(playing)
-        state = await cluster.ended(job_id)
-        assert state["state"] == "completed"
-        answer = (await cluster.post(1, REQUEST, idempotency_key="k")).json()
-        samples, metrics, generations = EXPECTED
-        assert without_names(answer["samples"]) == samples
-        assert comparable(answer["metrics"]) == metrics
-        played = cluster.generator.requests
-        assert len(played) <= generations + killed * len(samples)
-        turns = Counter((request.generation_id.split("-")[2], request.turn) for request in played)
-        assert max(turns.values()) <= 1 + killed
-
-    run(scenario)
+@virtual_time.test
+async def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run(deaths: list[tuple[float, str]]) -> None:
+    cluster = ScriptedIngresses()
+    job_id = await cluster.submit(REQUEST, idempotency_key="k")
+    killed = 0
+    for after_s, what in deaths:
+        await asyncio.sleep(after_s)
+        if what == "store":
+            cluster.store_is_away = True
+            await asyncio.sleep(1)
+            cluster.start_store()
+        else:
+            playing = [place for place, replica in enumerate(cluster.replicas) if replica.jobs.playing]
+            cluster.kill(playing[0] if playing else 0)
+            killed += bool(playing)
+    state = await cluster.ended(job_id)
+    assert state["state"] == "completed"
+    answer = (await cluster.post(1, REQUEST, idempotency_key="k")).json()
+    samples, metrics, generations = EXPECTED
+    assert without_names(answer["samples"]) == samples
+    assert comparable(answer["metrics"]) == metrics
+    played = cluster.generator.requests
+    assert len(played) <= generations + killed * len(samples)
+    turns = Counter((request.generation_id.split("-")[2], request.turn) for request in played)
+    assert max(turns.values()) <= 1 + killed
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/rollout"])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from deployments.failures import GenerationLost
+from rollout_env import StepOutcome
 from service.admission.capacity import Amounts
 from service.metrics.ingress_metrics import IngressGauges
 from service.metrics.rollout_metrics import RolloutMetrics
@@ -80,22 +81,21 @@ def test_a_played_rollout_counts_its_calls_and_failures_by_task(given: Given) ->
     }
 
 
+def counted(given: Given, texts: list[str | Exception], *outcomes: StepOutcome, **recipe: Any) -> Given:
+    """What a rollout with these responses and outcomes adds to the metrics by its end."""
+    context, metrics = async_context(ScriptedGenerator(texts), ScriptedEnvironment(outcomes)), RolloutMetrics()
+    metrics.ended(collect([EpisodeRecipe(**recipe).make()], context)[0], staleness=None)
+    return flushed(metrics, given)
+
+
 def test_turns_whose_response_was_cut_by_its_length_are_counted_by_task(given: Given) -> None:
-    environment = ScriptedEnvironment([outcome("O"), outcome("O", 1.0, terminated=True)])
-    recipe = EpisodeRecipe(max_new_tokens=2)
-    results = collect([recipe.make()], async_context(ScriptedGenerator(["ABC", "A"]), environment))
-    metrics = RolloutMetrics()
-    metrics.ended(results[0], staleness=None)
-    found = flushed(metrics, given)
+    found = counted(given, ["ABC", "A"], outcome("O"), outcome("O", 1.0, terminated=True), max_new_tokens=2)
     assert [found[name, "task"] for name in ("rollout_turns_total", "rollout_clipped_turns_total")] == [[2], [1]]
 
 
 def test_a_negative_reward_is_summed_without_its_sign(given: Given) -> None:
-    environment = ScriptedEnvironment([outcome("O", -2.5, terminated=True)])
-    results = collect([EpisodeRecipe().make()], async_context(ScriptedGenerator(["A"]), environment))
-    metrics = RolloutMetrics()
-    metrics.ended(results[0], staleness=None)
-    assert {key: found for key, found in flushed(metrics, given).items() if "reward" in key[0]} == {
+    counts = counted(given, ["A"], outcome("O", -2.5, terminated=True))
+    assert {key: found for key, found in counts.items() if "reward" in key[0]} == {
         ("rollout_reward_count", "task"): [1],
         ("rollout_reward_sum", "task"): [0.0],
         ("rollout_reward_sums_total", "task,negative"): [2.5],

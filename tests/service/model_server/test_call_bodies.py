@@ -121,7 +121,3 @@ def test_more_than_a_request_may_play_is_refused(endpoint: Endpoint, body: Any, 
     [error] = raised.value.problem.errors
     assert (raised.value.problem.status, error.field, error.value) == (422, "n", asked)
     assert "limits.max_rollouts_per_request allows, which is 100" in error.message
-
-
-def test_other_endpoints_answer_once() -> None:
-    assert asked_choices("messages", b'{"n": 5}', most=100) == 1

@@ -54,13 +54,6 @@ async def test_an_answer_is_waited_for_and_can_be_asked_for_again() -> None:
 
 
 @virtual_time.test
-async def test_the_same_name_starts_one_work() -> None:
-    futures, work, again = _Futures(), Work(after_s=1), Work()
-    assert start(futures, "a", work) == start(futures, "a", again)
-    assert (again.started, again.ended) == (0, 1)
-
-
-@virtual_time.test
 async def test_a_future_is_seen_by_its_own_key_alone() -> None:
     futures, work = _Futures(), Work(after_s=1)
     future_id = start(futures, "a", work)

@@ -47,23 +47,6 @@ def test_a_timeout_of_the_block_itself_is_no_silence() -> None:
 
 
 @virtual_time.test
-async def test_an_item_of_one_call_proves_that_the_replica_of_all_of_them_lives() -> None:
-    silence = ReplicaWatch(lost_after=10)
-    heard = end_of_call(silence, [5 * number for number in range(1, 10)], ends_at=50)
-    assert list(await asyncio.gather(heard, end_of_call(silence, [], ends_at=60))) == [("ended", 50), ("lost", 55)]
-
-
-@virtual_time.test
-async def test_a_call_that_is_made_to_a_silent_replica_is_lost_with_the_others() -> None:
-    silence = ReplicaWatch(lost_after=10)
-    first = asyncio.create_task(end_of_call(silence, [0.5], ends_at=3600))
-    await asyncio.sleep(8)
-    second = await end_of_call(silence, [], ends_at=3600)
-    assert await first == second
-    assert second == ("lost", 10)
-
-
-@virtual_time.test
 async def test_a_replica_that_starts_anew_may_be_silent_until_its_first_item() -> None:
     silence = ReplicaWatch(lost_after=10)
     await end_of_call(silence, [0.5], ends_at=3600)

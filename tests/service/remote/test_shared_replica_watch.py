@@ -2,7 +2,7 @@
 other, and all are lost when it hangs. Both halves of the heartbeats are real. In virtual time."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
 import pytest
@@ -103,112 +103,83 @@ class Fleet:
         request = StepRequest(log, {"seconds": seconds}, "request", name, step_id=name, lockstep_id=lockstep_id)
         await self._end(name, self.environment.step(request))
 
+    async def hang(self) -> None:
+        self.generators.set_hanging("g", True)
+        self.environments.set_hanging("e", True)
 
-def ends(play: Callable[[Fleet], Coroutine[Any, Any, None]]) -> dict[str, tuple[str, float]]:
-    async def run() -> dict[str, tuple[str, float]]:
-        fleet = Fleet()
-        await play(fleet)
-        return {name: (how, round(at, 1)) for name, (how, at) in fleet.ends.items()}
+    async def list_replicas(self, generator: str, environment: str) -> None:
+        self.generators.list_replicas(generator)
+        self.environments.list_replicas(environment)
 
-    return virtual_time.run(run())
+    async def ended(self, *calls: tuple[float, Coroutine[Any, Any, None]]) -> dict[str, tuple[str, float]]:
+        """Makes each call at its time; says how and when each has ended."""
 
+        async def at(time: float, call: Coroutine[Any, Any, None]) -> None:
+            await asyncio.sleep(time - virtual_time.now())
+            await call
 
-async def all_at(*calls: tuple[float, Coroutine[Any, Any, None]]) -> None:
-    """Makes each call at its time."""
-
-    async def at(time: float, call: Coroutine[Any, Any, None]) -> None:
-        await asyncio.sleep(time - virtual_time.now())
-        await call
-
-    await asyncio.gather(*(at(time, call) for time, call in calls))
-
-
-def test_long_generations_outlast_a_chat_stream_beside_them() -> None:
-    async def play(fleet: Fleet) -> None:
-        await all_at((0, fleet.generation("short", 2)), (0, fleet.generation("long", 60)), (1, fleet.chat("chat", 30)))
-
-    assert ends(play) == {"short": (ENDED, 2), "chat": (ENDED, 31), "long": (ENDED, 60)}
+        await asyncio.gather(*(at(time, call) for time, call in calls))
+        return {name: (how, round(at, 1)) for name, (how, at) in self.ends.items()}
 
 
-def test_quiet_chats_outlast_short_generations_beside_them() -> None:
-    async def play(fleet: Fleet) -> None:
-        short = [(number / 2, fleet.generation(f"short {number}", 1)) for number in range(100)]
-        await all_at((0, fleet.chat("quiet", 60)), (1, fleet.chat("quiet too", 50)), *short)
+@virtual_time.test
+async def test_long_generations_outlast_a_chat_stream_beside_them() -> None:
+    fleet = Fleet()
+    calls = (0, fleet.generation("short", 2)), (0, fleet.generation("long", 60)), (1, fleet.chat("chat", 30))
+    assert await fleet.ended(*calls) == {"short": (ENDED, 2), "chat": (ENDED, 31), "long": (ENDED, 60)}
 
-    at = ends(play)
+
+@virtual_time.test
+async def test_quiet_chats_outlast_short_generations_beside_them() -> None:
+    fleet = Fleet()
+    short = [(number / 2, fleet.generation(f"short {number}", 1)) for number in range(100)]
+    at = await fleet.ended((0, fleet.chat("quiet", 60)), (1, fleet.chat("quiet too", 50)), *short)
     assert (at["quiet"], at["quiet too"]) == ((ENDED, 60), (ENDED, 51))
     assert [at[f"short {number}"] for number in range(100)] == [(ENDED, 1 + number / 2) for number in range(100)]
 
 
 @pytest.mark.parametrize(("long", "short"), [("L", ""), ("", "L")])
-def test_a_long_step_outlasts_short_ones_beside_it_in_lockstep_or_not(long: str, short: str) -> None:
-    async def play(fleet: Fleet) -> None:
-        others = [(number, fleet.step(f"short {number}", 1, short)) for number in range(60)]
-        await all_at((0, fleet.step("first", 2, long)), (0, fleet.step("long", 90, long)), *others)
-
-    at = ends(play)
+@virtual_time.test
+async def test_a_long_step_outlasts_short_ones_beside_it_in_lockstep_or_not(long: str, short: str) -> None:
+    fleet = Fleet()
+    others = [(number, fleet.step(f"short {number}", 1, short)) for number in range(60)]
+    at = await fleet.ended((0, fleet.step("first", 2, long)), (0, fleet.step("long", 90, long)), *others)
     assert (at["first"], at["long"]) == ((ENDED, 2), (ENDED, 90))
     assert [at[f"short {number}"] for number in range(60)] == [(ENDED, 1 + number) for number in range(60)]
 
 
-def test_traffic_of_every_kind_is_lost_when_the_replica_hangs() -> None:
-    async def play(fleet: Fleet) -> None:
-        async def hang() -> None:
-            fleet.generators.set_hanging("g", True)
-            fleet.environments.set_hanging("e", True)
-
-        await all_at(
-            (0, fleet.generation("generation", 600)),
-            (0, fleet.chat("chat", 600)),
-            (0, fleet.chat("quiet", 600)),
-            (0, fleet.step("step", 600)),
-            (0, fleet.step("lockstep", 600, "L")),
-            (20.5, hang()),
-            (25, fleet.generation("later", 600)),
-        )
-
-    silent, silent_step = (
-        f"{who} was silent for {count} heartbeats."
-        for who, count in (("The generator replica", 10), ("The replica of environment 'sleeping'", 30))
+@virtual_time.test
+async def test_traffic_of_every_kind_is_lost_when_the_replica_hangs() -> None:
+    fleet = Fleet()
+    at = await fleet.ended(
+        (0, fleet.generation("generation", 600)),
+        (0, fleet.chat("chat", 600)),
+        (0, fleet.chat("quiet", 600)),
+        (0, fleet.step("step", 600)),
+        (0, fleet.step("lockstep", 600, "L")),
+        (20.5, fleet.hang()),
+        (25, fleet.generation("later", 600)),
     )
-    assert ends(play) == {
-        "generation": (silent, 30),
-        "chat": (silent, 30),
-        "quiet": (silent, 30),
-        "later": (silent, 30),
-        "step": (silent_step, 50),
-        "lockstep": (silent_step, 50),
-    }
-
-
-def test_calls_outlast_a_moment_in_which_their_replica_is_not_listed() -> None:
-    async def play(fleet: Fleet) -> None:
-        async def unlist() -> None:
-            fleet.generators.list_replicas("other")
-            fleet.environments.list_replicas("other")
-
-        await all_at(
-            (0, fleet.generation("old", 60)),
-            (0, fleet.step("old step", 90)),
-            (1, unlist()),
-            (2, fleet.generation("short", 2)),
-            (2, fleet.step("short step", 2)),
-            (5, relist(fleet)),
-            (6, fleet.generation("short too", 2)),
-            (6, fleet.generation("new", 60)),
-            (6, fleet.step("short step too", 2)),
-            (6, fleet.step("new step", 90)),
-        )
-
-    at = ends(play)
-    assert (at["old"], at["new"], at["old step"], at["new step"]) == (
-        (ENDED, 60),
-        (ENDED, 66),
-        (ENDED, 90),
-        (ENDED, 96),
+    lost = "The generator replica was silent for 10 heartbeats.", 30
+    lost_step = "The replica of environment 'sleeping' was silent for 30 heartbeats.", 50
+    assert at == dict.fromkeys(("generation", "chat", "quiet", "later"), lost) | dict.fromkeys(
+        ("step", "lockstep"), lost_step
     )
 
 
-async def relist(fleet: Fleet) -> None:
-    fleet.generators.list_replicas("g")
-    fleet.environments.list_replicas("e")
+@virtual_time.test
+async def test_calls_outlast_a_moment_in_which_their_replica_is_not_listed() -> None:
+    fleet = Fleet()
+    at = await fleet.ended(
+        (0, fleet.generation("old", 60)),
+        (0, fleet.step("old step", 90)),
+        (1, fleet.list_replicas("other", "other")),
+        (2, fleet.generation("short", 2)),
+        (2, fleet.step("short step", 2)),
+        (5, fleet.list_replicas("g", "e")),
+        (6, fleet.generation("short too", 2)),
+        (6, fleet.generation("new", 60)),
+        (6, fleet.step("short step too", 2)),
+        (6, fleet.step("new step", 90)),
+    )
+    assert [at[name] for name in ("old", "new", "old step", "new step")] == [(ENDED, end) for end in (60, 66, 90, 96)]

@@ -1,6 +1,5 @@
 """Rollouts that a seeded engine has played, generated again: equal, or found at the token that was changed."""
 
-import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from service.replay.recorded_parts import DRAWS_UNKNOWN, NOT_DRAWN, ReplayableRo
 from service.replay.replayer import Replayer
 from service.rollout_records.recorder import _plain_fields
 from service.rollouts.episode_records import ServiceBuild
+from tests import virtual_time
 from tests.service.replay.seeded_engine import SeededGenerator, SeededReplicas, ServedVersions, logprobs_after
 from tests.service.rollouts.playing import play
 from tests.service.scripted import DESCRIPTION, CharacterChatTokenizer, EpisodeRecipe, ScriptedEnvironment, outcome
@@ -56,7 +56,7 @@ def replayed(
     seeded: Any = replicas or SeededReplicas()
     build = CharacterChatTokenizer(), DESCRIPTION, ServiceBuild()
     replayer = Replayer(seeded, served or ServedVersions(), *build)
-    return asyncio.run(replayer.replay(replayer.read(result), "r", ANYBODY))
+    return virtual_time.run(replayer.replay(replayer.read(result), "r", ANYBODY))
 
 
 def difference_in(again: ReplayResponse) -> TokenDifference:

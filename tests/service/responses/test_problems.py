@@ -11,14 +11,9 @@ from rollout_client.contract.base import FieldProblem, Problem
 from rollout_client.contract.rollouts import RolloutRequest
 from service import problems
 from service.http.middlewares import problem_response
-from service.problems import dotted, shown, validation_problem
+from service.problems import shown, validation_problem
 
 HERE = FieldProblem(field="samples", message="there are too many", value=7)
-
-
-def test_the_detail_says_all_errors_with_their_fields() -> None:
-    error = problems.invalid_request(HERE, FieldProblem(field="", message="it is wrong"))
-    assert error.problem.detail == "samples: there are too many. it is wrong."
 
 
 def test_the_document_has_the_id_of_its_request_and_its_own_media_type() -> None:
@@ -45,19 +40,6 @@ def test_a_finding_names_its_path_and_its_value() -> None:
         ("sampling.top_p", "Input should be less than or equal to 1", 2),
         ("samplings", "this field is not known; remove it or check its spelling against /docs", "{}"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("location", "path"),
-    [
-        (("samples", 0, "task_name"), "samples[0].task_name"),
-        ((), "body"),
-        (("query", "seed"), "query.seed"),
-        ((3,), "[3]"),
-    ],
-)
-def test_a_location_is_written_as_a_path(location: tuple[str | int, ...], path: str) -> None:
-    assert dotted(location) == path
 
 
 @pytest.mark.parametrize(

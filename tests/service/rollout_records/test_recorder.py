@@ -19,8 +19,6 @@ from service.rollouts.retries import _Retry
 from tests import virtual_time
 from tests.service.scripted import EpisodeRecipe, ids_of, outcome
 
-LOST = "The generator replica died during the call."
-
 
 def played(*parts: tuple[str, float], retries: Sequence[_Retry] = (), steps: Sequence[PlayedStep] = ()) -> Episode:
     """An episode of one generation a part, its replica and when it began. All but the last one are interrupted."""
@@ -79,33 +77,29 @@ def long_episode(number: int) -> Episode:
     return episode
 
 
-def test_records_that_wait_for_a_lost_store_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    most = 2**20
-
-    async def story() -> list[str]:
-        store: Any = AwayStore()
-        dropped = CountedUp()
-        monkeypatch.setattr("service.rollout_records.recorder.metrics.Counter", lambda *_, **__: dropped)
-        recorder = RolloutRecorder(store, most_held_bytes=most)
-        for number in range(500):
-            episode = long_episode(number)
-            recorder.note(episode, episode.result())
-            if number % 50 == 0:
-                await asyncio.sleep(0)
-        store.is_back.set()
-        await asyncio.sleep(0.1)
-        # The first ones were kept.
-        names = [record.rollout_id for record in store.taken]
-        assert names == [f"request-{number}-0" for number in range(len(names))]
-        assert sum(record.size for record in store.taken) <= most
-        assert dropped.count == 500 - len(names)
-        assert 0 < len(names) < 250
-        # Further ones are kept again.
-        recorder.note(long_episode(501), long_episode(501).result())
-        await asyncio.sleep(0.1)
-        return [record.rollout_id for record in store.taken[len(names) :]]
-
-    assert asyncio.run(story()) == ["request-501-0"]
+@virtual_time.test
+async def test_records_that_wait_for_a_lost_store_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    store: Any = AwayStore()
+    dropped, most = CountedUp(), 2**20
+    monkeypatch.setattr("service.rollout_records.recorder.metrics.Counter", lambda *_, **__: dropped)
+    recorder = RolloutRecorder(store, most_held_bytes=most)
+    for number in range(500):
+        episode = long_episode(number)
+        recorder.note(episode, episode.result())
+        if number % 50 == 0:
+            await asyncio.sleep(0)
+    store.is_back.set()
+    await asyncio.sleep(0.1)
+    # The first ones were kept.
+    names = [record.rollout_id for record in store.taken]
+    assert names == [f"request-{number}-0" for number in range(len(names))]
+    assert sum(record.size for record in store.taken) <= most
+    assert dropped.count == 500 - len(names)
+    assert 0 < len(names) < 250
+    # Further ones are kept again.
+    recorder.note(long_episode(501), long_episode(501).result())
+    await asyncio.sleep(0.1)
+    assert [record.rollout_id for record in store.taken[len(names) :]] == ["request-501-0"]
 
 
 class CountedUp:
@@ -116,14 +110,12 @@ class CountedUp:
         self.count += value
 
 
-def test_a_record_larger_than_the_bound_waits_alone() -> None:
-    async def story() -> list[str]:
-        store: Any = AwayStore()
-        recorder = RolloutRecorder(store, most_held_bytes=1)
-        for number in range(2):
-            recorder.note(long_episode(number), long_episode(number).result())
-        store.is_back.set()
-        await asyncio.sleep(0.1)
-        return [record.rollout_id for record in store.taken]
-
-    assert asyncio.run(story()) == ["request-0-0"]
+@virtual_time.test
+async def test_a_record_larger_than_the_bound_waits_alone() -> None:
+    store: Any = AwayStore()
+    recorder = RolloutRecorder(store, most_held_bytes=1)
+    for number in range(2):
+        recorder.note(long_episode(number), long_episode(number).result())
+    store.is_back.set()
+    await asyncio.sleep(0.1)
+    assert [record.rollout_id for record in store.taken] == ["request-0-0"]

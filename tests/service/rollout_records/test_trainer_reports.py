@@ -28,7 +28,7 @@ SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Q"}]}
 
 
 class ScriptedReplicas:
-    """Replicas that give tokens the log-probability -1, and one, `faulty`, another one."""
+    """Replicas that give tokens the log-probability -1, and those in `faulty` another one."""
 
     def __init__(self, faulty: str = "", fails: bool = False, running: str = "abcd") -> None:
         self.faulty = faulty
@@ -45,7 +45,7 @@ class ScriptedReplicas:
             raise GenerationLost("The replica is gone.")
         self.asked.append(replica)
         tokens = len(request.prompt_token_ids) - request.start
-        logprob = -1.2 if replica == self.faulty else -1.0
+        logprob = -1.2 if replica in self.faulty else -1.0
         return ScoredPrompt([], [], "stop", prompt_logprobs=[logprob] * tokens, weight_version="3")
 
     def take_out_of_service(self, replica: str, reason: str) -> None:
@@ -150,12 +150,6 @@ async def after_reports(replicas: ScriptedReplicas, temperature: float = 1.0) ->
     return [cause["kind"] for cause in (await store.mismatch(""))["causes"]]
 
 
-class Agreeing(ScriptedReplicas):
-    async def score_on(self, replica: str, request: ScoringRequest) -> Generation:
-        tokens = len(request.prompt_token_ids) - request.start
-        return ScoredPrompt([], [], "stop", prompt_logprobs=[-1.2] * tokens, weight_version="3")
-
-
 def test_a_replica_that_scores_as_no_other_is_taken_out_of_service() -> None:
     replicas = ScriptedReplicas(faulty="c")
     causes = asyncio.run(after_reports(replicas))
@@ -168,7 +162,7 @@ def test_a_replica_that_scores_as_no_other_is_taken_out_of_service() -> None:
     ("replicas", "temperature", "is_asked"),
     [
         (ScriptedReplicas(), 1.0, True),
-        (Agreeing(), 1.0, False),
+        (ScriptedReplicas(faulty="abcd"), 1.0, True),
         (ScriptedReplicas(faulty="c", running="ac"), 1.0, False),
         (ScriptedReplicas(faulty="c", fails=True), 1.0, False),
         (ScriptedReplicas(faulty="c"), 0.7, False),

@@ -22,12 +22,13 @@ from service.rollout_records import recorder
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_requests.result_encoding import json_of
 from service.settings import RequestLimits
+from tests import virtual_time
 from tests.service.rollouts.playing import error_of
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator
 from tests.service.scripted_http import ScriptedHttp, tokenizer
 
 LIMITS = RequestLimits(max_body_bytes=2**20, max_rollouts_per_request=100)
-FORKS_PER_REQUEST = 10
+FORKS_PER_REQUEST = 4
 SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Go"}], "extra_env_info": {"steps": [], "n": 0}}
 OWN = {"rollout_id", "parent", "forked_at"}
 """Fields that differ between a fork and its posted log."""
@@ -151,27 +152,25 @@ def drawn_fork(http: ScriptedHttp, parent: SampleResult, draw: Any) -> tuple[dic
 
 
 @given(st.integers(0, 2**31), st.data())
-def test_random_forks_are_played_as_their_logs_are_when_they_are_posted(seed: int, data: st.DataObject) -> None:
-    async def story() -> None:
-        http = forking_http()
-        [parent] = await played(http, [{**SAMPLE, "seed": seed}])
-        made = [drawn_fork(http, parent, data.draw) for _ in range(FORKS_PER_REQUEST)]
-        seeds = [data.draw(st.integers(0, 2**31)) for _ in made]
-        points = [{"rollout": parent.rollout_id, **point} for point, _ in made]
-        forked = await played(
-            http, [{"task_name": "math", "fork": point, "seed": one} for point, one in zip(points, seeds, strict=True)]
-        )
-        logs = [{**log, "seed": one} for (_, log), one in zip(made, seeds, strict=True)]
-        for fork, log, given_log in zip(forked, await played(http, logs), logs, strict=True):
-            assert fork.model_dump(exclude=OWN) == log.model_dump(exclude=OWN)
-            tokens = sum(len(message["token_ids"]) for message in given_log["message_log"])
-            last = given_log["message_log"][-1]
-            if last.get("finish_reason", "") is None and given_log["stop_strings"]:
-                # Each stop string begins with an s, which is generated again.
-                tokens -= len(last["content"]) - len(last["content"].rstrip("s"))
-            assert (fork.parent, forked_at(fork)["token"]) == (parent.rollout_id, tokens)
-
-    asyncio.run(story())
+@virtual_time.runs
+async def test_random_forks_are_played_as_their_logs_are_when_they_are_posted(seed: int, data: st.DataObject) -> None:
+    http = forking_http()
+    [parent] = await played(http, [{**SAMPLE, "seed": seed}])
+    made = [drawn_fork(http, parent, data.draw) for _ in range(FORKS_PER_REQUEST)]
+    seeds = [data.draw(st.integers(0, 2**31)) for _ in made]
+    points = [{"rollout": parent.rollout_id, **point} for point, _ in made]
+    forked = await played(
+        http, [{"task_name": "math", "fork": point, "seed": one} for point, one in zip(points, seeds, strict=True)]
+    )
+    logs = [{**log, "seed": one} for (_, log), one in zip(made, seeds, strict=True)]
+    for fork, log, given_log in zip(forked, await played(http, logs), logs, strict=True):
+        assert fork.model_dump(exclude=OWN) == log.model_dump(exclude=OWN)
+        tokens = sum(len(message["token_ids"]) for message in given_log["message_log"])
+        last = given_log["message_log"][-1]
+        if last.get("finish_reason", "") is None and given_log["stop_strings"]:
+            # Each stop string begins with an s, which is generated again.
+            tokens -= len(last["content"]) - len(last["content"].rstrip("s"))
+        assert (fork.parent, forked_at(fork)["token"]) == (parent.rollout_id, tokens)
 
 
 def play_one(http: ScriptedHttp, sample: dict[str, Any], **options: Any) -> SampleResult:

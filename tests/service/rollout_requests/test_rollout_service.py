@@ -24,7 +24,6 @@ from service.rollout_requests.rollout_service import (
 from service.rollouts.episode import Episode
 from service.settings import RequestLimits
 from tests import virtual_time
-from tests.fakes.policy_store import ScriptedStore
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
 from tests.service.scripted_http import ScriptedHttp
 
@@ -33,19 +32,6 @@ SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "co
 
 def request_of(*samples: dict[str, Any], **fields: Any) -> RolloutRequest:
     return RolloutRequest.model_validate({"samples": samples or [SAMPLE], **fields})
-
-
-class GatedStore(ScriptedStore):
-    """Its `wait_for` answers when its gate is open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = asyncio.Event()
-
-    async def wait_for(self, *demand: Any, takes_offered: bool = False) -> CurrentVersions:
-        self.note("wait_for", *demand)
-        await self.gate.wait()
-        return at_version(3)
 
 
 def at_version(version: int) -> CurrentVersions:
@@ -61,11 +47,11 @@ def slow_after_the_first(later_s: float) -> ScriptedGenerator:
 
 
 class Service(ScriptedHttp):
-    """Its `rollouts` are asked without HTTP."""
+    """Its `rollouts` are asked without HTTP. The store answers nobody who waits before its gate is set."""
 
     def __init__(self, generator: ScriptedGenerator | None = None, math: ScriptedEnvironment | None = None) -> None:
-        self.gated = GatedStore()
-        super().__init__(RequestLimits(), generator=generator, store=self.gated)
+        super().__init__(RequestLimits(), generator=generator)
+        self.store.gate.clear()
         self.environments["math"] = math or ScriptedEnvironment([outcome(reward=1.0, terminated=True)])
         self.policy = self.rollouts.policy
 
@@ -119,13 +105,17 @@ def test_only_samples_that_are_drawn_are_started() -> None:
     assert environment.started == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("policy", "asked"),
+    [({"max_staleness": 1}, (None, 0, None, None)), ({"min_version": 3, "wait_s": 7}, (None, 3, None, 7.0))],
+)
 @virtual_time.test
-async def test_a_request_that_bounds_staleness_waits_for_the_current_version() -> None:
+async def test_a_request_waits_for_the_version_that_it_needs(policy: dict[str, int], asked: tuple[Any, ...]) -> None:
     service = Service()
-    starting = asyncio.create_task(service.play(request_of(policy={"max_staleness": 1})))
+    starting = asyncio.create_task(service.play(request_of(policy=policy)))
     await asyncio.sleep(5)
-    assert (service.store.named("wait_for"), service.has_started_something) == ([(None, 0, None, None)], False)
-    service.gated.gate.set()
+    assert (service.store.named("wait_for"), service.has_started_something) == ([asked], False)
+    service.store.gate.set()
     assert (await starting)[0].status == "completed"
     assert service.policy.version == 3
 
@@ -147,22 +137,6 @@ async def test_rollouts_that_become_stale_are_cut_off_and_counted() -> None:
     assert [(result.status, len(result.message_log[-1].token_ids)) for result in results] == [("stale", 4)] * 3
     assert running.summary.metrics == {"histogram/staleness": [], "stale_rate": 1.0}
     assert running.summary.policy == PolicyVersions(oldest="3", newest="3", current="5")
-
-
-@virtual_time.test
-async def test_a_request_is_not_started_before_the_weights_that_it_demands() -> None:
-    service = Service()
-    starting = asyncio.create_task(
-        service.rollouts.rollout(request_of(policy={"min_version": 3, "wait_s": 7}), "request", 0)
-    )
-    await asyncio.sleep(5)
-    assert not starting.done()
-    service.gated.gate.set()
-    running = await starting
-    assert service.store.named("wait_for") == [(None, 3, None, 7.0)]
-    assert not service.has_started_something
-    assert [result.status async for _, result in running] == ["completed"]
-    assert [request.min_weight_version for request in service.generator.requests] == [3]
 
 
 @pytest.mark.parametrize(

@@ -89,14 +89,6 @@ def test_a_sample_without_any_message_is_an_error() -> None:
     assert error_of(episode.result())["message"] == message
 
 
-def test_a_sample_without_a_prompt_of_a_task_without_a_start_is_refused() -> None:
-    request = RolloutRequest.model_validate({"samples": [{"task_name": "deal"}, {"task_name": "math"}]})
-    with pytest.raises(RequestProblem) as refusal:
-        FACTORY.refuse_invalid(request, TASKS)
-    message = "samples[1]: messages and message_log are both missing: send one of them as the prompt."
-    assert str(refusal.value) == message
-
-
 @virtual_time.test
 async def test_a_request_that_is_cancelled_cancels_its_starts() -> None:
     cancelled: list[StepRequest] = []

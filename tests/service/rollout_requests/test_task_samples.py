@@ -112,12 +112,6 @@ def test_a_request_plays_ranges_in_order_and_names_the_next_ones() -> None:
     ]
 
 
-def test_a_range_of_the_revision_that_the_data_have_is_played() -> None:
-    wanted = {"task_name": "math", "count": 1, "seed": 3, "revision": "revision of seed 3"}
-    answer = service().post({"samples_from": [wanted]})
-    assert answer.json()["next_samples_from"] == [{**wanted, "start": 1}]
-
-
 @pytest.mark.parametrize("task_name", ["math", "sliding_puzzle"])
 def test_a_range_of_another_revision_is_refused_before_anything_is_played(task_name: str) -> None:
     http = service()

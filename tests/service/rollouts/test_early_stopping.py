@@ -30,15 +30,5 @@ def test_a_failed_rollout_does_not_count() -> None:
     assert unneeded(Keep(per_group=1), "!a1", "a2") == [NOBODY, {"a3"}]
 
 
-def test_enough_full_groups_cancel_all_others() -> None:
-    keep = Keep(per_group=1, groups=2)
-    assert unneeded(keep, "a1", "b1") == [{"a2", "a3"}, {"b2", "b3", "c1", "c2", "c3"}]
-
-
-def test_without_per_group_a_full_group_is_a_whole_one() -> None:
-    keep = Keep(groups=1)
-    assert unneeded(keep, "a1", "b1", "a2", "a3") == [NOBODY, NOBODY, NOBODY, {"b2", "b3", "c1", "c2", "c3"}]
-
-
 def test_a_rollout_that_ends_although_its_group_is_full_changes_nothing() -> None:
     assert unneeded(Keep(per_group=1), "a1", "a2", "!a3", "b1") == [{"a2", "a3"}, NOBODY, NOBODY, {"b2", "b3"}]

@@ -4,18 +4,8 @@ import asyncio
 
 import pytest
 
-from service.rollouts.pacing import EPISODES_PER_ITERATION, LockstepSchedule, Schedule
+from service.rollouts.pacing import EPISODES_PER_ITERATION, LockstepSchedule
 from tests import virtual_time
-
-
-@virtual_time.test
-async def test_an_async_schedule_lets_every_sample_begin_at_once() -> None:
-    schedule = Schedule()
-    for _ in range(2):
-        schedule.add_sample()
-    await asyncio.wait_for(schedule.wait_for_phase(), 1)
-    schedule.remove_sample()
-    await asyncio.wait_for(schedule.wait_for_phase(), 1)
 
 
 class Waiting:
@@ -43,19 +33,6 @@ class Waiting:
 
 
 @virtual_time.test
-async def test_in_lockstep_a_phase_begins_when_the_last_sample_waits_for_it() -> None:
-    waiting = Waiting(3)
-    await waiting.wait("a", "b")
-    assert sorted(waiting.begun) == []
-    await waiting.wait("c")
-    assert sorted(waiting.begun) == ["a", "b", "c"]
-    await waiting.wait("a", "b")
-    assert sorted(waiting.begun) == ["a", "b", "c"]
-    await waiting.wait("c")
-    assert sorted(waiting.begun) == ["a", "a", "b", "b", "c", "c"]
-
-
-@virtual_time.test
 async def test_in_lockstep_many_samples_begin_a_phase_in_consecutive_iterations() -> None:
     schedule, begun = LockstepSchedule(), 0
     samples = 2 * EPISODES_PER_ITERATION + 1
@@ -76,15 +53,6 @@ async def test_in_lockstep_many_samples_begin_a_phase_in_consecutive_iterations(
     await asyncio.gather(*playing)
     assert by_iteration[-3:] == [EPISODES_PER_ITERATION, EPISODES_PER_ITERATION, 1]
     assert set(by_iteration[:-3]) == {0}
-
-
-@virtual_time.test
-async def test_in_lockstep_nobody_waits_for_a_sample_that_was_removed() -> None:
-    waiting = Waiting(3)
-    await waiting.wait("a", "b")
-    waiting.schedule.remove_sample()
-    await virtual_time.settled()
-    assert sorted(waiting.begun) == ["a", "b"]
 
 
 @virtual_time.test

@@ -15,11 +15,9 @@ from rollout_client.arrow.schema import ARROW
 from service.admission.capacity import Amounts
 from service.settings import AdmissionSettings, RequestLimits
 from tests.clients.scripted_service import served
-from tests.service.scripted_http import MAX_MODEL_LEN, ScriptedHttp
+from tests.service.scripted_http import MAX_MODEL_LEN, NDJSON, SAMPLE, ScriptedHttp
 
-GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
 JSON = "application/json"
-NDJSON = "application/x-ndjson"
 FULL_ROLLOUTS = 4
 MOST_BODY_BYTES = 100_000
 FREE = Amounts()
@@ -31,11 +29,12 @@ def scripted(**bounds: int) -> ScriptedHttp:
     return ScriptedHttp(RequestLimits(), admission=AdmissionSettings(**bounds))
 
 
-def wait_until_free(service: ScriptedHttp) -> None:
+def wait_until_free(service: ScriptedHttp, held: Amounts = FREE) -> None:
+    """Args: `held` is what stays in flight."""
     until = time.monotonic() + WITHIN_S
-    while service.admission.in_flight != FREE and time.monotonic() < until:
+    while service.admission.in_flight != held and time.monotonic() < until:
         time.sleep(0.005)
-    assert service.admission.in_flight == FREE
+    assert service.admission.in_flight == held
 
 
 @pytest.mark.parametrize("accept", [JSON, ARROW, NDJSON])
@@ -50,7 +49,7 @@ def test_a_request_holds_its_rollouts_until_its_response_has_been_sent(accept: s
         return await play(request)
 
     service.environments["math"].step = step  # type: ignore[method-assign]
-    body = json.dumps({"samples": [GOOD], "num_generations": 2}).encode()
+    body = json.dumps({"samples": [SAMPLE], "num_generations": 2}).encode()
 
     async def post() -> None:
         received = [{"type": "http.request", "body": body, "more_body": False}]
@@ -104,7 +103,7 @@ def test_a_body_refused_by_its_headers_leaves_the_connection() -> None:
                 connection.endheaders()
                 assert connection.getresponse().status == 429, "the body is not waited for"
         assert (refused.status_code, refused.json()["type"]) == (429, "urn:rollout:problem:overloaded")
-        assert client.post("/rollout", json={"samples": [GOOD]}).status_code == 200
+        assert client.post("/rollout", json={"samples": [SAMPLE]}).status_code == 200
         wait_until_free(service)
 
 
@@ -115,10 +114,6 @@ def test_a_client_that_disconnects_while_it_sends_holds_nothing(sent: bytes) -> 
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(b"POST /rollout HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n" + sent)
-            until = time.monotonic() + WITHIN_S
             # What was said and has not come is not held.
-            expected = Amounts(rollouts=1, tokens=1, body_bytes=len(sent))
-            while service.admission.in_flight != expected and time.monotonic() < until:
-                time.sleep(0.005)
-            assert service.admission.in_flight == expected
+            wait_until_free(service, Amounts(rollouts=1, tokens=1, body_bytes=len(sent)))
         wait_until_free(service)

@@ -11,9 +11,9 @@ from starlette.types import Message
 from service.rollout_records.trainer_reports import TrainerReports
 from service.settings import RequestLimits
 from tests.fakes.model_server import ScriptedModelServer
+from tests.service.scripted_http import SAMPLE as GOOD
 from tests.service.scripted_http import VOCAB_SIZE, ScriptedHttp
 
-GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
 RANGE = {"task_name": "math", "count": 4}
 LOG = [{"role": "user", "content": "a", "token_ids": [64]}]
 TOOL = {"type": "function"}

@@ -11,7 +11,6 @@ from fastapi.routing import APIRoute
 
 from deployments.failures import GenerationLost
 from deployments.policy.failures import PolicyNotCurrent
-from deployments.protocols.model_server import ServedPart, ServedTokens
 from rollout_client.contract.base import FieldProblem
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.routes.dependencies import _request_id
@@ -69,23 +68,6 @@ def test_models_are_asked_for_without_a_body() -> None:
     server = ScriptedModelServer()
     assert serving(server).request("GET", "/v1/models").json() == {"id": "a"}
     assert [(request.endpoint, request.body) for request in server.requests] == [("models", b"")]
-
-
-def test_events_are_streamed_as_they_come() -> None:
-    parts = [
-        ServedPart(b"data: 1\n\n", 200, "text/event-stream; charset=utf-8"),
-        ServedPart(b"data: 2\n\n"),
-        ServedPart(tokens=ServedTokens(1, 2)),
-    ]
-    answer = serving(ScriptedModelServer(parts)).request("POST", "/chat/completions", content=b"{}", headers=JSON)
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert answer.content == b"data: 1\n\ndata: 2\n\n"
-
-
-def test_the_status_of_the_model_server_is_that_of_the_answer() -> None:
-    parts = [ServedPart(b'{"error":{}}', 404, "application/json", ServedTokens())]
-    answer = serving(ScriptedModelServer(parts)).request("POST", "/v1/chat/completions", content=b"{}", headers=JSON)
-    assert (answer.status_code, answer.json()) == (404, {"error": {}})
 
 
 def test_a_call_that_no_replica_can_answer_may_be_tried_again() -> None:

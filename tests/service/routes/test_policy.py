@@ -29,11 +29,10 @@ from rollout_client.contract.policy import (
 )
 from service.http.upload_chunk import FORWARDED_BYTES
 from tests.fakes.policy_store import SENDER, UPDATE
-from tests.service.scripted_http import ScriptedHttp
+from tests.service.scripted_http import SAMPLE, ScriptedHttp
 
 UPDATE_JSON: dict[str, Any] = UPDATE.model_dump()
 NEW_UPLOAD = {"version": 7, "received_bytes": 0, "expires_at": None}
-GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
 
 
 def sha256(content: bytes) -> str:
@@ -344,7 +343,7 @@ def test_a_demand_that_is_not_met_is_a_conflict_and_nothing_is_started() -> None
     service = ScriptedHttp()
     problem = FieldProblem(field="policy.version", message="version 3 is current", value=9)
     service.store.failures["wait_for"] = PolicyNotCurrent(problem)
-    answer = service.post({"samples": [GOOD], "policy": {"version": 9}})
+    answer = service.post({"samples": [SAMPLE], "policy": {"version": 9}})
     assert_problem(answer, 409, "policy-not-current", (problem.field, problem.message, 9))
     assert not service.has_started_something
 
@@ -372,7 +371,7 @@ def test_a_name_that_is_not_known_is_not_found() -> None:
     problem = FieldProblem(field="policy.name", message="there is no policy of this name; there are a/4", value="b")
     for method, path, body in (
         ("DELETE", "/policy/names/b", None),
-        ("POST", "/rollout", {"samples": [GOOD], "policy": {"name": "b"}}),
+        ("POST", "/rollout", {"samples": [SAMPLE], "policy": {"name": "b"}}),
         ("POST", "/score", {"sequences": [[1, 2]], "policy": {"name": "b"}}),
     ):
         service = ScriptedHttp()

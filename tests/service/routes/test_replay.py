@@ -60,12 +60,6 @@ def test_what_is_no_replay_is_refused_with_a_sentence(body: Any, status: int, se
     assert sentence in response.json()["detail"]
 
 
-def test_a_record_that_is_not_kept_is_a_404() -> None:
-    store: Any = RolloutRecordStore(RolloutRecordsSettings())
-    response = http_with(RolloutRecorder(store)).request("POST", "/replay", json={"rollout_id": "none"})
-    assert (response.status_code, response.json()["type"]) == (404, "urn:rollout:problem:rollout-unknown")
-
-
 def test_images_that_the_service_does_not_take_are_refused() -> None:
     http = http_with()
     result, _ = asyncio.run(replayed(http))

@@ -19,11 +19,9 @@ from service.rollout_requests.garbage_collection import PacedCollections
 from service.rollout_requests.result_encoding import JsonResponseEncoder, sample_line
 from service.rollouts.metrics import RequestMetricsAccumulator
 from service.settings import RequestLimits
-from tests.service.scripted_http import ScriptedHttp
+from tests.service.scripted_http import NDJSON, SAMPLE, ScriptedHttp
 
 JSON = "application/json"
-NDJSON = "application/x-ndjson"
-GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
 
 
 # What is played
@@ -31,7 +29,7 @@ GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1
 
 @pytest.mark.parametrize("name", ["cls", "_fields_set", "self", "model_config", "__class__", ""])
 def test_a_further_field_may_have_any_name(name: str) -> None:
-    response = ScriptedHttp().post({"samples": [{**GOOD, name: [None, "x"]}]})
+    response = ScriptedHttp().post({"samples": [{**SAMPLE, name: [None, "x"]}]})
     assert response.json()["samples"][0][name] == [None, "x"]
 
 
@@ -41,13 +39,13 @@ def test_a_further_field_may_have_any_name(name: str) -> None:
 def test_the_response_is_json_unless_another_format_is_accepted() -> None:
     service = ScriptedHttp()
     for accept in ("", "*/*", JSON, "text/html"):
-        response = service.post({"samples": [GOOD]}, accept=accept)
+        response = service.post({"samples": [SAMPLE]}, accept=accept)
         assert (response.status_code, response.headers["content-type"]) == (200, JSON)
         assert len(RolloutResponse.model_validate_json(response.content).samples) == 1
 
 
 def test_arrow_is_sent_where_it_is_accepted() -> None:
-    response = ScriptedHttp().post({"samples": [GOOD]}, accept=f"{ARROW}, */*;q=0.1", x_request_id="mine")
+    response = ScriptedHttp().post({"samples": [SAMPLE]}, accept=f"{ARROW}, */*;q=0.1", x_request_id="mine")
     assert (response.status_code, response.headers["content-type"]) == (200, ARROW)
     read = read_response(response.content)
     assert (read.request_id, [sample.status for sample in read.samples]) == ("mine", ["completed"])
@@ -56,7 +54,7 @@ def test_arrow_is_sent_where_it_is_accepted() -> None:
 def test_a_stream_has_a_line_per_rollout_as_it_ends_and_then_the_summary() -> None:
     service = ScriptedHttp()
     service.generator.script = [GenerationRejected("no"), "A"]
-    response = service.post({"samples": [GOOD, GOOD], "num_generations": 2}, accept=NDJSON, x_request_id="mine")
+    response = service.post({"samples": [SAMPLE, SAMPLE], "num_generations": 2}, accept=NDJSON, x_request_id="mine")
     assert (response.status_code, response.headers["content-type"]) == (200, NDJSON)
     *samples, summary = [json.loads(line) for line in response.text.splitlines()]
     places = [(line["position"], line["sample"]["idx"], line["sample"]["generation_index"]) for line in samples]
@@ -103,7 +101,7 @@ def test_a_large_response_is_made_in_parts_in_threads_and_is_the_same(
     monkeypatch.setattr(result_encoding, "PART_BYTES", 100)
     monkeypatch.setattr("service.rollout_requests.arrow_encoder.NUMBERS_PER_BATCH", 40)
     monkeypatch.setattr("service.rollout_requests.episodes.uuid4", lambda: UUID(int=7))
-    body = {"samples": [GOOD] * 3, "num_generations": 2}
+    body = {"samples": [SAMPLE] * 3, "num_generations": 2}
     at_once = ScriptedHttp().post(body, accept=accept, x_request_id="mine")
     monkeypatch.setattr(result_encoding, "MOST_TOKENS_INLINE", 10)
     streamed = ScriptedHttp().post(body, accept=accept, x_request_id="mine")
@@ -119,7 +117,7 @@ def test_an_error_while_the_first_part_is_made_is_still_a_problem(monkeypatch: p
     monkeypatch.setattr(JsonResponseEncoder, "body", fail)
     for bound in (10_000, 1):
         monkeypatch.setattr(result_encoding, "MOST_TOKENS_INLINE", bound)
-        response = ScriptedHttp(RequestLimits()).post({"samples": [GOOD]})
+        response = ScriptedHttp(RequestLimits()).post({"samples": [SAMPLE]})
         assert (response.status_code, response.headers["content-type"]) == (500, "application/problem+json")
 
 
@@ -142,5 +140,5 @@ def test_a_request_is_in_flight_for_the_collector_until_it_is_answered(
 
     monkeypatch.setattr(PacedCollections, "request_in_flight", request_in_flight)
     monkeypatch.setattr(RequestMetricsAccumulator, "metrics", metrics)
-    assert ScriptedHttp().post({"samples": [GOOD]}, accept=accept).status_code == 200
+    assert ScriptedHttp().post({"samples": [SAMPLE]}, accept=accept).status_code == 200
     assert in_flight == [True, True, False]

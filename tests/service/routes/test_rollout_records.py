@@ -3,24 +3,24 @@
 import re
 from typing import Any
 
+import pytest
+
 from deployments.failures import RolloutRecordsLost
 from deployments.rollout_records.book import RolloutRecordsSettings
 from deployments.rollout_records.store import RolloutRecordStore
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.records import RecordedRollout
+from service.rollout_records import recorder
 from service.rollout_records.recorder import RolloutRecorder
 from tests import virtual_time
+from tests.service.routes.test_replay import SAMPLE, SAMPLING
 from tests.service.scripted import ScriptedGenerator, outcome
 from tests.service.scripted_http import ScriptedHttp
-
-SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Q"}]}
-SAMPLING = {"seed": 7, "temperature": 0.5, "max_new_tokens": 4}
 
 
 def recording_http(store: Any = None, clock: float = 50.0) -> ScriptedHttp:
     store = store or RolloutRecordStore(RolloutRecordsSettings(), lambda: clock)
-    recorder = RolloutRecorder(store, lambda: clock)
-    http = ScriptedHttp(generator=ScriptedGenerator(["AB"]), recorder=recorder)
+    http = ScriptedHttp(generator=ScriptedGenerator(["AB"]), recorder=RolloutRecorder(store, lambda: clock))
     http.environments["math"].script = [outcome("more", 0.25), outcome(reward=1.0, terminated=True)]
     return http
 
@@ -45,7 +45,8 @@ def test_the_record_of_a_rollout_has_its_result_and_generations() -> None:
     assert (record.restarts, record.retries_used) == (0, 0)
 
 
-def test_a_rollout_that_is_not_known_is_a_404_with_its_cause() -> None:
+def test_a_rollout_that_is_not_known_is_a_404_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "KEPT_AFTER_S", ())
     response = recording_http().request("GET", "/rollouts/step%2F1-x-0-0")
     assert response.status_code == 404
     assert "rollout_id: there is no record of it" in response.json()["detail"]

@@ -270,13 +270,6 @@ def test_samples_have_the_further_fields_of_the_sessions_sample() -> None:
     assert (sample["branch"], sample["further"], sample["message_log"][1]["token_ids"]) == ("answer", 1, [53])
 
 
-def test_a_session_that_was_ended_stays_readable() -> None:
-    opened = Opened()
-    ended = opened.service.request("DELETE", opened.path)
-    assert (ended.status_code, ended.json()["status"]) == (200, "ended")
-    assert opened.get().json()["status"] == "ended"
-
-
 def test_an_unknown_session_is_a_404() -> None:
     for path in ("", "/samples", "/drift"):
         assert problem(Opened().service.request("GET", f"/v1/sessions/no-such{path}")) == (404, "session-unknown")

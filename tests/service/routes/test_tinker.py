@@ -8,7 +8,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from struct import pack
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import pytest
@@ -22,9 +22,8 @@ from service.settings import AdmissionSettings
 from tests.fakes.model_server import ScriptedModelServer
 from tests.fakes.scoring_generator import ScoringGenerator
 from tests.service.keyed_http import access_of_a_key
-from tests.service.scripted_http import ScriptedHttp
+from tests.service.scripted_http import Returned, ScriptedHttp
 
-Returned = TypeVar("Returned")
 SAMPLER = f"{'0' * 32}-train:0::"
 PROMPT = [5, 6, 7, 8]
 CHOICES: list[dict[str, Any]] = [

@@ -12,9 +12,8 @@ from deployments.protocols.model_server import CallsToAbort
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from tests.fakes.model_server import JSON_PARTS, ScriptedModelServer
 from tests.service.keyed_http import access_of_a_key
+from tests.service.routes.test_model_server import TOKENS
 from tests.service.scripted_http import ScriptedHttp
-
-TOKENS = ("generate", "inference/v1/generate")
 
 
 class Http:

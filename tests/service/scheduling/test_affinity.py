@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.scheduling.affinity import GROUP_SLACK, Assignment, ReplicaAffinity
-from tests.kept_objects import kept
+from service.scheduling.affinity import GROUP_SLACK, ReplicaAffinity
 
 REPLICAS = ("a", "b", "c")
 
@@ -53,17 +52,6 @@ def test_a_group_that_has_ended_is_forgotten() -> None:
     replica_of(affinity, "other", "other", (str(first),))
     replica_of(affinity, "another", "another", (busy,))
     assert replica_of(affinity, "one", "group", REPLICAS) == idle
-
-
-def test_when_all_rollouts_are_released_nothing_is_kept() -> None:
-    affinity, before = new_affinity(), kept(Assignment)
-    for name in ("one", "two", "three"):
-        replica_of(affinity, name, "group", REPLICAS)
-    replica_of(affinity, "without a replica", "other group", ())
-    affinity.mark_failed("two")
-    for name in ("one", "two", "three", "without a replica"):
-        affinity.release(name)
-    assert kept(Assignment) == before
 
 
 def test_a_rollout_whose_replica_is_gone_moves_to_another_and_keeps_that() -> None:

@@ -33,10 +33,6 @@ def started(queue: "FairQueue[str, str]", count: int) -> Counter[str]:
     return Counter(start_next(queue)[0] for _ in range(count))
 
 
-def test_a_flow_of_three_times_the_weight_starts_three_times_as_many_items() -> None:
-    assert started(queue_with({"a": 1, "b": 3}, 100), 80) == {"a": 20, "b": 60}
-
-
 def test_a_flow_that_had_nothing_to_start_earns_nothing_for_that_time() -> None:
     queue = queue_with({"a": 1}, 50)
     late = queue.flow("b", 1)
@@ -167,11 +163,6 @@ def divided_queue(requests: dict[str, dict[str, float]], items: int) -> "FairQue
             for number in range(items):
                 queue.add(f"{part_name}{number}", "l", flow, 0, part)
     return queue
-
-
-def test_more_parts_get_a_flow_no_more_service() -> None:
-    queue = divided_queue({"one": {"a": 1}, "three": {"b": 1, "c": 1, "d": 1}}, 100)
-    assert started(queue, 60) == {"a": 30, "b": 10, "c": 10, "d": 10}
 
 
 def test_the_parts_of_a_flow_share_by_their_weights() -> None:

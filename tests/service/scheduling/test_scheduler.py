@@ -163,12 +163,6 @@ def test_a_request_is_charged_the_mean_of_its_own_lengths() -> None:
     assert new_scheduler("a").submit(generation("one", prompt=0)).cost == min(FIRST_EXPECTED_TOKENS, 100)
 
 
-def test_a_replica_gets_no_more_tokens_than_its_kv_cache_holds() -> None:
-    scheduler = new_scheduler("a", capacity=EngineCapacity(10, kv_tokens=250))
-    generations = submit_many(scheduler, 4)
-    assert [scheduled.has_started for scheduled in generations] == [True, True, False, False]
-
-
 def test_what_a_group_shares_counts_once() -> None:
     scheduler = new_scheduler("a", capacity=EngineCapacity(10, kv_tokens=1500))
     generations = [scheduler.submit(generation(f"{number}", group="g", prompt=1000)) for number in range(6)]

@@ -26,17 +26,21 @@ def room_of(window: ReplicaWindow, tokens: float = 1.0) -> int:
     return count
 
 
-@pytest.mark.parametrize(("factor", "room"), [(1.0, 10), (2.0, 20), (None, 100)])
-def test_a_window_holds_a_multiple_of_the_engines_batch(factor: float | None, room: int) -> None:
-    assert room_of(ReplicaWindow(CAPACITY, factor)) == room
-
-
-def test_a_window_holds_no_more_tokens_than_the_kv_cache() -> None:
-    assert room_of(ReplicaWindow(CAPACITY, 2.0), tokens=250.0) == 4
-
-
-def test_one_generation_fits_however_large_it_is() -> None:
-    assert room_of(ReplicaWindow(CAPACITY, 2.0), tokens=5000.0) == 1
+@pytest.mark.parametrize(
+    ("capacity", "factor", "tokens", "room"),
+    [
+        (CAPACITY, 1.0, 1.0, 10),
+        (CAPACITY, 2.0, 1.0, 20),
+        (CAPACITY, None, 1.0, 100),
+        (CAPACITY, 2.0, 250.0, 4),
+        (CAPACITY, 2.0, 5000.0, 1),
+        (EngineCapacity.of(GeneratorDescription("m", 10, 10)), 2.0, 1.0, 100),
+    ],
+)
+def test_a_window_has_room_for_a_multiple_of_the_batch_within_the_cache(
+    capacity: EngineCapacity, factor: float | None, tokens: float, room: int
+) -> None:
+    assert room_of(ReplicaWindow(capacity, factor), tokens) == room
 
 
 def test_each_choice_of_a_call_takes_a_place() -> None:
@@ -80,10 +84,6 @@ def test_the_choices_of_a_call_are_not_taken_for_generations_of_others() -> None
     window.add(8.0, sequences=8)
     window.observe(ReplicaLoad(11, ingresses=2), ended=0)
     assert window.of_others == 3
-
-
-def test_an_unknown_capacity_has_no_bound() -> None:
-    assert room_of(ReplicaWindow(EngineCapacity.of(GeneratorDescription("m", 10, 10)), 2.0)) == 100
 
 
 def test_the_capacity_is_that_of_the_description() -> None:

@@ -25,15 +25,6 @@ def invoke(*arguments: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_the_config_is_printed_and_nothing_is_started() -> None:
-    code, printed, _ = invoke("--env", "math", "--port", "9000", "--gpus", "0", "--print-config")
-    config = yaml.safe_load(printed)
-    assert code == 0
-    assert config["http_options"] == {"host": "127.0.0.1", "port": 9000}
-    assert config["applications"][0]["args"]["engine"]["model"] == str(EMBEDDED_MODEL)
-    assert list(config["applications"][0]["args"]["environments"]) == ["math"]
-
-
 def test_a_models_folder_is_named_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path)

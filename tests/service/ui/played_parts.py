@@ -22,7 +22,6 @@ SENTENCES = (
 )
 END = 261
 """The token that ends a message, in the embedded tokenizer."""
-VERSIONS = ("6", "7")
 
 
 class TalkingGenerator(ScriptedGenerator):
