@@ -100,20 +100,6 @@ def test_each_message_of_a_prompt_keeps_its_own_part(data: Any, name: str) -> No
     assert [content in text for content, text in zip(contents, texts[2:], strict=True)] == [True] * len(contents)
 
 
-@given(data=st.data(), name=models, room=st.integers(0, 40), options=st.sampled_from([CHAT, RAW]))
-def test_an_observation_that_is_cut_shows_what_its_ids_cover(
-    data: Any, name: str, room: int, options: ChatOptions
-) -> None:
-    content = data.draw(spelled(name))
-    message: Any = {"role": "user", "content": content}
-    whole = observed(TOKENS[name], message, [], options, ROOM)
-    cut = observed(TOKENS[name], message, [], options, room)
-    assert list(cut.token_ids) == list(whole.token_ids)[:room]
-    assert content.startswith(cut.content)
-    shown = HF[name].decode(cut.token_ids, skip_special_tokens=False)
-    assert cut.content in shown
-
-
 @given(data=st.data(), name=models)
 def test_a_prompt_is_the_trainers_own_unless_the_setting_says_otherwise(data: Any, name: str) -> None:
     content = data.draw(spelled(name))

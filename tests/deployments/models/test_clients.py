@@ -29,11 +29,10 @@ def settings(server: ChatServer, **fields: Any) -> ChatModelSettings:
     return ChatModelSettings.model_validate({"base_url": server.url, "model": "judge-1", **fields})
 
 
-def chat(server: ChatServer, asked: dict[str, Any] | None = None, **fields: Any) -> ModelReply:
-    async def scenario() -> ModelReply:
-        return await HttpChatModel(settings(server, **fields), "judge").chat(QUESTION, **(asked or {}))
-
-    return asyncio.run(scenario())
+def chat(
+    server: ChatServer, asked: dict[str, Any] | None = None, messages: list[ChatMessage] = QUESTION, **fields: Any
+) -> ModelReply:
+    return asyncio.run(HttpChatModel(settings(server, **fields), "judge").chat(messages, **(asked or {})))
 
 
 def test_a_request_has_model_messages_and_parameters_of_config_and_call() -> None:
@@ -53,16 +52,10 @@ def test_a_request_has_model_messages_and_parameters_of_config_and_call() -> Non
 
 
 def test_a_policy_of_this_service_is_asked_at_its_own_address() -> None:
-    async def scenario(server: ChatServer, **fields: Any) -> None:
-        policy = HttpChatModel(
-            ChatModelSettings.model_validate(fields), "rival", lambda: server.url.removesuffix("/v1")
-        )
-        await policy.chat(QUESTION)
-
     with chat_server(lambda *_: said("A")) as server:
-        asyncio.run(scenario(server, policy="run b", version=3))
-        asyncio.run(scenario(server))
-        asyncio.run(scenario(server, priority=2.5))
+        for fields in ({"policy": "run b", "version": 3}, {}, {"priority": 2.5}):
+            policy = ChatModelSettings.model_validate(fields)
+            asyncio.run(HttpChatModel(policy, "rival", lambda: server.url.removesuffix("/v1")).chat(QUESTION))
     messages = [{"role": "user", "content": "Q"}]
     assert server.requests == [
         {"path": "/v1/chat/completions?policy=run+b&version=3", "messages": messages},
@@ -83,12 +76,8 @@ def test_only_what_openai_knows_of_a_message_is_sent() -> None:
         {"role": "environment", "content": "E"},
         {"role": "assistant", "content": "A", "reasoning_content": "Hm.", "parse_error": "no"},
     ]
-
-    async def scenario(server: ChatServer) -> None:
-        await HttpChatModel(settings(server), "judge").chat(messages)
-
     with chat_server(lambda *_: said("A")) as server:
-        asyncio.run(scenario(server))
+        chat(server, messages=messages)
     assert server.requests[0]["messages"] == [{"role": "user", "content": "E"}, {"role": "assistant", "content": "A"}]
 
 
