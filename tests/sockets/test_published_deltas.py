@@ -66,11 +66,6 @@ def published(folder: Path, encoding: str, checksum: str) -> list[bytes]:
     return [file.read_bytes() for file in versions]
 
 
-def appear(folder: Path, place: Path) -> None:
-    """All at once."""
-    folder.replace(place)
-
-
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 @pytest.mark.parametrize("checksum", ["xxh3-128", "blake3", "adler32"])
 def test_the_deltas_that_miles_writes_become_the_weights(tmp_path: Path, encoding: str, checksum: str) -> None:
@@ -95,7 +90,8 @@ def test_a_flipped_bit_in_a_delta_is_refused_and_later_versions_wait(tmp_path: P
         data = bytearray(file.read_bytes())
         data[-1] ^= 1
         file.write_bytes(data)
-        appear(beside, folder)
+        # All versions appear at once.
+        beside.replace(folder)
         await until_current(world, 1)
         await until_waiting(world, "version 3 needs version 2")
         assert load(content_of(replica.staged)).keys() == load(contents[0]).keys()
