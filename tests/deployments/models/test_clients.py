@@ -3,6 +3,7 @@
 import asyncio
 import random
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -185,15 +186,10 @@ def test_the_pause_doubles_and_is_at_least_what_the_server_asks_for(monkeypatch:
     monkeypatch.setattr(clients, "FIRST_PAUSE_S", 1.0)
     monkeypatch.setattr(random, "uniform", max)
 
-    class State:
-        def __init__(self, attempt_number: int, wait_s: float) -> None:
-            self.attempt_number = attempt_number
-            self.outcome = self
-            self._failure = _AttemptFailed("busy", wait_s)
+    def pause_s(attempt: int, wait_s: float) -> float:
+        outcome = SimpleNamespace(exception=lambda: _AttemptFailed("busy", wait_s))
+        state: Any = SimpleNamespace(attempt_number=attempt, outcome=outcome)
+        return _pause_s(state)
 
-        def exception(self) -> _AttemptFailed:
-            return self._failure
-
-    pauses: Any = _pause_s
-    states: list[Any] = [State(1, 0), State(3, 0), State(9, 0), State(1, 5), State(1, 10**6)]
-    assert [pauses(state) for state in states] == [1, 4, LONGEST_PAUSE_S, 6, LONGEST_PAUSE_S + 1]
+    asked = [(1, 0), (3, 0), (9, 0), (1, 5), (1, 10**6)]
+    assert [pause_s(*each) for each in asked] == [1, 4, LONGEST_PAUSE_S, 6, LONGEST_PAUSE_S + 1]

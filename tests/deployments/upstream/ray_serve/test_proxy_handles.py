@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,19 +80,13 @@ def test_a_request_of_a_dead_proxy_hears_of_its_death() -> None:
         asked(handles)
 
 
-@pytest.fixture
-def serves_own_property() -> Iterator[None]:
-    own = StreamingHTTPRequest.receive_asgi_messages
-    yield
-    StreamingHTTPRequest.receive_asgi_messages = own  # type: ignore[method-assign]
-
-
-@pytest.mark.usefixtures("serves_own_property")
 def test_requests_of_serve_share_the_handles(monkeypatch: pytest.MonkeyPatch) -> None:
     actors = ScriptedActors(a=ScriptedProxy("1", {"r": b"of a"}), b=ScriptedProxy("2", {"r": b"of b"}))
     monkeypatch.setattr(
         ray, "get_actor", lambda name, namespace: actors.look_up(name) if namespace == "serve" else None
     )
+    # Serve's own property is back after the test.
+    monkeypatch.setattr(StreamingHTTPRequest, "receive_asgi_messages", StreamingHTTPRequest.receive_asgi_messages)
     keep_proxy_handles(request_pacer().wait_for_turn)
     requests = [StreamingHTTPRequest({"type": "http"}, proxy_actor_name=name) for name in "aabab"]
     received: list[bytes] = []
