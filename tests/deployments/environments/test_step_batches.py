@@ -103,18 +103,16 @@ def test_a_batch_is_cancelled_when_all_its_steps_have_timed_out() -> None:
     assert environment.cancelled == [["a", "hang"]]
 
 
-def test_an_aborted_step_leaves_the_others_of_its_batch_alone() -> None:
+@virtual_time.test
+async def test_an_aborted_step_leaves_the_others_of_its_batch_alone() -> None:
     environment = BatchEnvironment()
 
-    async def run() -> None:
-        runner = StepRunner(environment, "batch", None)
-        first, second = (runner.start(request, set()) for request in requests("a", "b"))
-        await asyncio.sleep(0.5)
-        runner.abort(["0"])
-        assert await second == outcome("b")
-        assert first.cancelled()
-
-    virtual_time.run(run())
+    runner = StepRunner(environment, "batch", None)
+    first, second = (runner.start(request, set()) for request in requests("a", "b"))
+    await asyncio.sleep(0.5)
+    runner.abort(["0"])
+    assert await second == outcome("b")
+    assert first.cancelled()
     assert environment.cancelled == []
 
 

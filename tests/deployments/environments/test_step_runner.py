@@ -98,45 +98,41 @@ def test_requests_take_turns_and_the_steps_of_each_keep_their_order() -> None:
     assert [ended_at for ended_at, _ in results] == [1, 2, 5, 7, 3, 6, 4]
 
 
-def test_an_aborted_step_is_cancelled_and_one_that_waits_is_never_begun() -> None:
+@virtual_time.test
+async def test_an_aborted_step_is_cancelled_and_one_that_waits_is_never_begun() -> None:
     environment = TimedEnvironment(max_concurrent_steps=1)
 
-    async def run() -> None:
-        runner = StepRunner(environment, "timed", None)
-        first, waiting, last = (runner.start(request(step_id, 5), set()) for step_id in "abc")
-        await asyncio.sleep(1)
-        assert runner.in_progress == 3
-        runner.abort(["b", "unknown"])
-        await asyncio.sleep(1)
-        runner.abort(["a"])
-        assert await last == outcome("done")
-        assert first.cancelled()
-        assert waiting.cancelled()
-
-    virtual_time.run(run())
+    runner = StepRunner(environment, "timed", None)
+    first, waiting, last = (runner.start(request(step_id, 5), set()) for step_id in "abc")
+    await asyncio.sleep(1)
+    assert runner.in_progress == 3
+    runner.abort(["b", "unknown"])
+    await asyncio.sleep(1)
+    runner.abort(["a"])
+    assert await last == outcome("done")
+    assert first.cancelled()
+    assert waiting.cancelled()
     assert environment.began_at == [0, 2]
     assert environment.cancelled_at == [2]
 
 
-def test_steps_of_a_replica_that_hands_off_are_given_up(caplog: pytest.LogCaptureFixture) -> None:
+@virtual_time.test
+async def test_steps_of_a_replica_that_hands_off_are_given_up(caplog: pytest.LogCaptureFixture) -> None:
     environment = TimedEnvironment(max_concurrent_steps=2)
     caplog.set_level("INFO")
 
-    async def run() -> None:
-        runner = StepRunner(environment, "timed", None)
-        done, running, waiting = (runner.start(request(step_id, seconds), set()) for step_id, seconds in STEPS)
-        await asyncio.sleep(2)
-        runner.hand_off()
-        later = runner.start(request("later", 0), set())
-        assert done.result() == outcome("done")
-        for given_up in (running, waiting, later):
-            failure = given_up.result()
-            assert isinstance(failure, EnvironmentShuttingDown)
-            assert str(failure) == "The replica of environment 'timed' is being shut down."
-        await virtual_time.settled()
-        assert runner.in_progress == 0
-
-    virtual_time.run(run())
+    runner = StepRunner(environment, "timed", None)
+    done, running, waiting = (runner.start(request(step_id, seconds), set()) for step_id, seconds in STEPS)
+    await asyncio.sleep(2)
+    runner.hand_off()
+    later = runner.start(request("later", 0), set())
+    assert done.result() == outcome("done")
+    for given_up in (running, waiting, later):
+        failure = given_up.result()
+        assert isinstance(failure, EnvironmentShuttingDown)
+        assert str(failure) == "The replica of environment 'timed' is being shut down."
+    await virtual_time.settled()
+    assert runner.in_progress == 0
     assert environment.began_at == [0, 0, 1]
     assert environment.cancelled_at == [2, 2]
     assert caplog.messages == ["2 steps of task timed continue at other replicas."]
