@@ -19,7 +19,6 @@ from deployments.failures import (
     TurnTimedOut,
 )
 from deployments.protocols.environments import RefusedField, StepRequest
-from deployments.rpc.batching import BatchResults
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 from rollout_env.loading import EnvironmentNotLoadable
 from rollout_env.steps import abandoned_threads
@@ -150,22 +149,17 @@ async def test_a_host_sends_a_heartbeat_while_a_step_takes_long() -> None:
     await answers.aclose()
 
 
-def test_an_aborted_step_ends_and_the_others_of_its_call_go_on(caplog: pytest.LogCaptureFixture) -> None:
+@virtual_time.test
+async def test_an_aborted_step_ends_and_the_others_of_its_call_go_on(caplog: pytest.LogCaptureFixture) -> None:
     host = obedient_host()
-
-    async def run() -> BatchResults[StepOutcome]:
-        requests = [StepRequest(LOG, {"mode": "wait"}, step_id=step_id) for step_id in ("one", "two")]
-        answers = host.step(requests)
-        first = asyncio.ensure_future(anext(answers))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        await host.abort(["two", "unknown"])
-        results = await first
-        assert (await host.record_autoscaling_stats())["in_progress"] == 1.0
-        await answers.aclose()
-        return results
-
-    [(place, failure)] = asyncio.run(run())
+    answers = host.step([StepRequest(LOG, {"mode": "wait"}, step_id=step_id) for step_id in ("one", "two")])
+    first = asyncio.ensure_future(anext(answers))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await host.abort(["two", "unknown"])
+    [(place, failure)] = await first
+    assert (await host.record_autoscaling_stats())["in_progress"] == 1.0
+    await answers.aclose()
     assert (place, type(failure)) == (1, EnvironmentBroken)
     assert caplog.records == []
 
