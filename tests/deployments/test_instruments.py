@@ -9,9 +9,7 @@ import pytest
 from deployments import instruments
 from deployments.instruments import SummedCounter, SummedHistogram, flush_periodically
 from tests import virtual_time
-
-Given = list[tuple[str, dict[str, str], float]]
-"""Names, tags and values, in the order in which they came."""
+from tests.fakes.instruments import Given, remembering
 
 
 @pytest.fixture
@@ -21,18 +19,7 @@ def given() -> Given:
 
 @pytest.fixture
 def source(given: Given) -> Any:
-    class Instrument:
-        def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
-            assert description == "Description."
-            self._name, self._keys = name, set(tag_keys)
-
-        def set(self, value: float, tags: dict[str, str]) -> None:
-            assert set(tags) == self._keys
-            given.append((self._name, tags, value))
-
-        inc = set
-
-    return SimpleNamespace(Counter=Instrument, Gauge=Instrument)
+    return SimpleNamespace(Counter=remembering(given), Gauge=remembering(given))
 
 
 def test_a_counter_gives_ray_the_sum_of_what_was_added_once(given: Given, source: Any) -> None:

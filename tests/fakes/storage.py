@@ -16,6 +16,12 @@ class Kept:
     epoch: int = 0
     """Of the store that may change them."""
 
+    def loaded(self) -> list[StoredRecord]:
+        return [
+            StoredRecord(name, record, {entry: len(data) for entry, data in self.entries[name].items()})
+            for name, record in self.records.items()
+        ]
+
 
 class ScriptedStorage(Storage):
     """Raises the errors of its script first, `errors` in place of storing something."""
@@ -32,10 +38,7 @@ class ScriptedStorage(Storage):
     async def take_over(self) -> list[StoredRecord]:
         self.fail()
         self.epoch = self.kept.epoch = self.kept.epoch + 1
-        return [
-            StoredRecord(name, record, {entry: len(data) for entry, data in self.kept.entries[name].items()})
-            for name, record in self.kept.records.items()
-        ]
+        return self.kept.loaded()
 
     async def apply(self, changes: Sequence[StoredChange]) -> None:
         await self.gate.wait()

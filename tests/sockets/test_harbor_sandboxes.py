@@ -39,7 +39,7 @@ def test_commands_and_files_are_those_of_the_contract(found: Any) -> None:
     assert found["reach"] == "https://service"
 
 
-def test_a_sandbox_is_destroyed_also_if_the_backend_does_not_answer_at_first(found: Any) -> None:
+def test_a_sandbox_is_destroyed_though_the_backend_first_fails(found: Any) -> None:
     assert found["left"] == []
     assert found["lost"] == "on-this-machine: ConnectionError: no such sandbox"
 

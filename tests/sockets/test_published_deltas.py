@@ -66,16 +66,9 @@ def published(folder: Path, encoding: str, checksum: str) -> list[bytes]:
     return [file.read_bytes() for file in versions]
 
 
-def appear(folder: Path, place: Path) -> None:
-    """All at once."""
-    folder.replace(place)
-
-
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 @pytest.mark.parametrize("checksum", ["xxh3-128", "blake3", "adler32"])
-def test_what_miles_has_written_becomes_the_weights_that_it_has_written_it_of(
-    tmp_path: Path, encoding: str, checksum: str
-) -> None:
+def test_the_deltas_that_miles_writes_become_the_weights(tmp_path: Path, encoding: str, checksum: str) -> None:
     @followed(model=TINY_MODEL)
     async def story(world: World, folder: Path) -> None:
         replica = await world.ready("one")
@@ -87,7 +80,7 @@ def test_what_miles_has_written_becomes_the_weights_that_it_has_written_it_of(
     story(tmp_path)
 
 
-def test_a_flipped_bit_in_what_miles_has_written_is_refused_and_all_versions_after_it_wait(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_a_delta_is_refused_and_later_versions_wait(tmp_path: Path) -> None:
     @followed(model=TINY_MODEL)
     async def story(world: World, folder: Path) -> None:
         replica = await world.ready("one")
@@ -97,7 +90,8 @@ def test_a_flipped_bit_in_what_miles_has_written_is_refused_and_all_versions_aft
         data = bytearray(file.read_bytes())
         data[-1] ^= 1
         file.write_bytes(data)
-        appear(beside, folder)
+        # All versions appear at once.
+        beside.replace(folder)
         await until_current(world, 1)
         await until_waiting(world, "version 3 needs version 2")
         assert load(content_of(replica.staged)).keys() == load(contents[0]).keys()

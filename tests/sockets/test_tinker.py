@@ -39,23 +39,17 @@ def turn_of(result: SampleResult) -> Turn:
     return asked.token_ids, answered.token_ids, answered.generation_logprobs
 
 
-class Program:
-    """A run of the program."""
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self.process = process
-
-    def finish(self) -> None:
-        """Returns when it has ended as it should."""
-        out, err = self.process.communicate()
-        assert self.process.returncode == 0, out[-2000:] + err[-6000:]
-
-
-def started(url: str, asked: str, results: Path) -> Program:
+def started(url: str, asked: str, results: Path) -> "subprocess.Popen[str]":
     env = os.environ | {"TINKER_BASE_URL": url, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     command: list[str | Path] = [PYTHON, PROGRAM, url, TINY_MODEL, asked, results]
     pipe = subprocess.PIPE
-    return Program(subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True))
+    return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True)
+
+
+def finish(program: "subprocess.Popen[str]") -> None:
+    """Returns when it has ended as it should."""
+    out, err = program.communicate()
+    assert program.returncode == 0, out[-2000:] + err[-6000:]
 
 
 class World:
@@ -74,7 +68,7 @@ class World:
             self.scores = client.score(self.prompts, top_k=3, policy={"version": 0}).scores
             asked, results = folder / "asked.json", folder / "results.json"
             asked.write_text(json.dumps({"prompts": self.prompts, "paths": PATHS}))
-            started(url, str(asked), results).finish()
+            finish(started(url, str(asked), results))
             self.results: dict[str, Any] = json.loads(results.read_text())
             self.folder, self.url = folder, url
             self.client = self.results["client"]
@@ -214,11 +208,11 @@ def test_log_probabilities_of_a_recipes_actions_are_those_of_score(world: World)
 def test_samples_of_an_ingress_replica_that_is_killed_are_made_anew(world: World) -> None:
     results = world.folder / "long.json"
     program = started(world.url, LONG, results)
-    assert program.process.stdout is not None
-    assert program.process.stdout.readline().strip() == BEGUN
+    assert program.stdout is not None
+    assert program.stdout.readline().strip() == BEGUN
     before = replicas("Ingress")
     assert len(before) == 2
     before[0].kill()
-    program.finish()
+    finish(program)
     found = json.loads(results.read_text())
     assert found["lengths"] == [400] * 24

@@ -49,7 +49,6 @@ class World:
     def __init__(self, folder: Path, url: str) -> None:
         self.url = url
         self._folder = folder
-        self._rounds: dict[str, dict[str, Any]] = {}
         with RolloutClient(url) as client:
             samples = client.example_samples("math", count=PROMPTS)
             self.greedy = client.rollout(samples, sampling=Sampling(greedy=True, max_new_tokens=LENGTH)).samples
@@ -63,13 +62,8 @@ class World:
                 [[*prompt, *turn_of(result)[0]] for prompt, result in zip(self.prompts, self.greedy, strict=True)]
             ).scores
 
-    def rounds_of(self, trainer: str) -> dict[str, Any]:
-        """The rounds of each job, which a trainer plays once."""
-        if trainer not in self._rounds:
-            self._rounds[trainer] = self._played(trainer)
-        return self._rounds[trainer]
-
-    def _played(self, trainer: str) -> dict[str, Any]:
+    def played(self, trainer: str) -> dict[str, Any]:
+        """The rounds of each job."""
         asked, results = self._folder / f"{trainer}-jobs.json", self._folder / f"{trainer}-results.json"
         asked.write_text(json.dumps({"url": self.url, "model": str(TINY_MODEL), "jobs": self._jobs(trainer)}))
         path = os.pathsep.join([str(SOURCES / trainer), str(PROGRAM.parent)])
@@ -79,7 +73,7 @@ class World:
         )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
         rounds: dict[str, Any] = json.loads(results.read_text())
-        return rounds
+        return rounds | {"trainer": trainer}
 
     def _jobs(self, trainer: str) -> dict[str, Any]:
         texts = [tokenizer.decode(ids) for ids in self.prompts]
@@ -135,6 +129,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield World(tmp_path_factory.mktemp("trainers"), url)
 
 
+@pytest.fixture(scope="module", params=TRAINERS)
+def rounds(request: pytest.FixtureRequest, world: World) -> dict[str, Any]:
+    return world.played(request.param)
+
+
 def assert_equal_to(world: World, results: list[SampleResult], samples: list[dict[str, Any]], each: int) -> None:
     assert [sample["index"] for sample in samples] == list(range(PROMPTS * each))
     for sample in samples:
@@ -144,38 +143,33 @@ def assert_equal_to(world: World, results: list[SampleResult], samples: list[dic
         assert (sample["response_length"], sample["weight_versions"]) == (len(tokens), ["0"])
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_greedy_samples_and_their_log_probabilities_are_those_of_rollouts(world: World, trainer: str) -> None:
-    [played] = world.rounds_of(trainer)["greedy"]
+def test_greedy_samples_and_their_log_probabilities_are_those_of_rollouts(world: World, rounds: dict[str, Any]) -> None:
+    [played] = rounds["greedy"]
     assert_equal_to(world, world.greedy, played["samples"], each=2)
     assert played["left"] == []
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_samples_of_a_seed_are_those_of_rollouts_with_it(world: World, trainer: str) -> None:
-    [played] = world.rounds_of(trainer)["seeded"]
+def test_samples_of_a_seed_are_those_of_rollouts_with_it(world: World, rounds: dict[str, Any]) -> None:
+    [played] = rounds["seeded"]
     assert_equal_to(world, world.seeded, played["samples"], each=1)
     assert [turn_of(one)[0] for one in world.seeded] != [turn_of(one)[0] for one in world.greedy]
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_streams_of_slime_and_scores_of_miles_say_the_same(world: World, trainer: str) -> None:
-    [played] = world.rounds_of(trainer)["further"]
+def test_streams_of_slime_and_scores_of_miles_say_the_same(world: World, rounds: dict[str, Any]) -> None:
+    [played] = rounds["further"]
     assert_equal_to(world, world.greedy, played["samples"], each=2)
-    if trainer == "miles":
+    if rounds["trainer"] == "miles":
         for sample in played["samples"]:
             scored = world.scores[sample["index"] // 2].logprobs[-sample["response_length"] :]
             assert sample["log_probs"] == pytest.approx(scored, abs=0.02)
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_samples_that_were_cut_off_come_back_with_their_tokens_and_go_on(world: World, trainer: str) -> None:
-    rounds = world.rounds_of(trainer)["cut"]
+def test_samples_that_were_cut_off_come_back_with_their_tokens_and_go_on(rounds: dict[str, Any]) -> None:
     wait_until_idle()
-    assert [len(played["samples"]) for played in rounds] == [1, 1, 1]
+    assert [len(played["samples"]) for played in rounds["cut"]] == [1, 1, 1]
     known: dict[int, list[int]] = {}
     aborted = 0
-    for played in rounds:
+    for played in rounds["cut"]:
         for sample in [*played["samples"], *played["left"]]:
             before = known.get(sample["index"], [])
             assert sample["tokens"][: len(before)] == before

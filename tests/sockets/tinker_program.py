@@ -91,7 +91,6 @@ def client_results(service: tinker.ServiceClient, model: str, asked: dict[str, A
     many = [client.sample(ModelInput.from_ints(prompt), 2, SamplingParams(max_tokens=8)) for _ in range(100)]
     ids = [sequence.sequence_id for future in many for sequence in future.result().sequences]
     return {
-        "tokenizer": client.get_tokenizer().encode("What", add_special_tokens=False),
         "greedy": [sampled(client, each, temperature=0)[0] for each in asked["prompts"]],
         "seeded": [sampled(client, prompt, 3, seed=seed, **sampling) for seed in (5, 5, 6)],
         "stopped": [

@@ -89,11 +89,9 @@ def shown(groups: list[list[Any]]) -> list[dict[str, Any]]:
             "index": sample.index,
             "tokens": list(sample.tokens),
             "response_length": sample.response_length,
-            "response": sample.response,
             "log_probs": list(sample.rollout_log_probs or ()),
             "status": sample.status.value,
             "weight_versions": list(sample.weight_versions),
-            "reward": sample.reward,
         }
         for group in groups
         for sample in group

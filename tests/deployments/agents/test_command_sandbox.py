@@ -13,6 +13,7 @@ from deployments.agents.programs import AgentCall, RunNotes
 from deployments.agents.settings import CommandSettings
 from deployments.failures import AgentFailed
 from deployments.sandbox.providers.interface import ProviderUnusable
+from tests.deployments.agents.test_harbor_program import works
 
 ASKS = """
 import json, os, pathlib, sys, urllib.request
@@ -29,14 +30,6 @@ for host, port in (("127.0.0.1", {port}), ("1.1.1.1", 80)):
 assert not pathlib.Path({secret!r}).exists(), "a file of the service was seen"
 assert len([name for name in os.listdir("/proc") if name.isdigit()]) < 8, "processes of the service were seen"
 """
-
-
-def works() -> bool:
-    try:
-        CommandProgram(CommandSettings(argv=["true"], sandbox=True))
-    except ProviderUnusable:
-        return False
-    return True
 
 
 needs_bubblewrap = pytest.mark.skipif(not works(), reason="bubblewrap does not work on this machine")

@@ -33,14 +33,16 @@ def settings(**fields: Any) -> GameSettings:
 
 
 def played(server: ChatServer, notes: RunNotes, info: dict[str, Any], **fields: Any) -> dict[str, float]:
-    root = server.url.removesuffix("/v1")
-    call = AgentCall(
-        base_url=f"{root}/session",
+    program = GameProgram(settings(**fields), own_url=lambda: server.url.removesuffix("/v1"))
+    return asyncio.run(program.run(call_of(server, info), notes))
+
+
+def call_of(server: ChatServer, info: dict[str, Any]) -> AgentCall:
+    return AgentCall(
+        base_url=f"{server.url.removesuffix('/v1')}/session",
         api_key="session-key",
         sample={"task_name": "nim", "idx": 0, "extra_env_info": {"seed": 0, **info}},
     )
-    program = GameProgram(settings(**fields), own_url=lambda: root)
-    return asyncio.run(program.run(call, notes))
 
 
 def answers(*moves: str) -> Any:
@@ -154,11 +156,8 @@ def test_a_player_that_does_not_answer_fails_the_game_and_nobody_loses_it(
 
 def test_what_a_game_was_is_in_the_metrics_of_the_run() -> None:
     with chat_server(answers("take 1 from A", "take 2 from B")) as server:
-        root = server.url.removesuffix("/v1")
         runs = AgentRunsOfTask(AgentSettings(game=settings()))
-        sample: dict[str, Any] = {"task_name": "nim", "extra_env_info": {"seed": 0}}
-        call = AgentCall(base_url=f"{root}/session", api_key="key", sample=sample)
-        outcome = asyncio.run(runs.step([], call))
+        outcome = asyncio.run(runs.step([], call_of(server, {})))
     assert (outcome.reward, (outcome.metrics or {})["moves"]) == ({}, 2)
 
 

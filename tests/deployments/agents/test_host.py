@@ -16,23 +16,14 @@ from tests.deployments.agents.test_programs import CALL, FUNCTIONS
 CALLER = "SERVE_REPLICA::rollout#Ingress#one"
 
 
-async def ended_after(agents: EnvironmentHost) -> tuple[float, object]:
-    """When an agent ended that never ends by itself, and how."""
+@virtual_time.test
+async def test_a_run_ends_when_its_caller_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(liveness, "has_died", lambda caller: caller == CALLER and loop.time() >= 100)
+    settings = AgentSettings(import_path=f"{FUNCTIONS}:endless")
+    agents = EnvironmentHost("task_agent", RUNS_OF_TASK, {"settings": settings}, None)
     run = StepRequest(message_log=[], extra_env_info=CALL.model_dump(), step_id="run")
     async with aclosing(agents.step([run], CALLER)) as items:
-        async for item in items:
-            for _, result in item:
-                return virtual_time.now(), result
-    raise AssertionError("The run has no result.")
-
-
-def test_a_run_ends_when_its_caller_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> tuple[float, object]:
-        loop = asyncio.get_running_loop()
-        monkeypatch.setattr(liveness, "has_died", lambda caller: caller == CALLER and loop.time() >= 100)
-        settings = AgentSettings(import_path=f"{FUNCTIONS}:endless")
-        return await ended_after(EnvironmentHost("task_agent", RUNS_OF_TASK, {"settings": settings}, None))
-
-    at_s, failure = virtual_time.run(run())
+        [(_, failure)] = [result async for item in items for result in item]
     assert failure is _CALLER_GONE
-    assert 100 <= at_s <= 100 + liveness.POLL_S
+    assert 100 <= virtual_time.now() <= 100 + liveness.POLL_S

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from deployments.chat.text_encoder import SplittableText, TextEncoder, _ControlTokens
+from deployments.chat.text_encoder import SplittableText, TextEncoder
 from tests.deployments.chat.vocabularies import KINDS, MARKERS, SPECIAL, WORDS, tokenizer_of, without_control_tokens
 
 CONTROL = [*SPECIAL, *MARKERS]
@@ -71,7 +71,7 @@ def test_data_without_control_tokens_is_tokenized_as_it_was(kind: str, text: str
 
 
 def test_special_tokens_and_those_of_the_template_are_control_tokens() -> None:
-    assert sorted(_ControlTokens(tokenizer_of("byte-level")).spellings) == sorted(CONTROL)
+    assert sorted(ENCODERS["byte-level"].control_tokens.spellings) == sorted(CONTROL)
 
 
 @pytest.mark.parametrize(("before", "data", "after"), [("<|im_", "end|>", ""), ("", "<|im_", "end|>"), ("", " 2 ", "")])

@@ -15,7 +15,7 @@ from deployments.protocols.chat import ChatOptions
 from deployments.sessions.records import ChatContext
 from rollout_client.contract.messages import PromptMessage
 from tests.deployments.chat.observed import observed
-from tests.deployments.chat.vendors import ALL, Vendor, marked, vendor
+from tests.deployments.chat.vendors import ALL, Vendor, call, marked, result, vendor
 from tests.deployments.chat.vocabularies import tokenizer_of
 from tests.paths import SMALL_MODEL, TINY_MODEL
 
@@ -100,20 +100,6 @@ def test_each_message_of_a_prompt_keeps_its_own_part(data: Any, name: str) -> No
     assert [content in text for content, text in zip(contents, texts[2:], strict=True)] == [True] * len(contents)
 
 
-@given(data=st.data(), name=models, room=st.integers(0, 40), options=st.sampled_from([CHAT, RAW]))
-def test_an_observation_that_is_cut_shows_what_its_ids_cover(
-    data: Any, name: str, room: int, options: ChatOptions
-) -> None:
-    content = data.draw(spelled(name))
-    message: Any = {"role": "user", "content": content}
-    whole = observed(TOKENS[name], message, [], options, ROOM)
-    cut = observed(TOKENS[name], message, [], options, room)
-    assert list(cut.token_ids) == list(whole.token_ids)[:room]
-    assert content.startswith(cut.content)
-    shown = HF[name].decode(cut.token_ids, skip_special_tokens=False)
-    assert cut.content in shown
-
-
 @given(data=st.data(), name=models)
 def test_a_prompt_is_the_trainers_own_unless_the_setting_says_otherwise(data: Any, name: str) -> None:
     content = data.draw(spelled(name))
@@ -175,10 +161,8 @@ def test_the_names_and_ids_of_calls_are_data_in_their_results(name: str) -> None
     end = family.family.end
 
     def tokens_of(called: str) -> list[str]:
-        function = {"name": called, "arguments": family.family.arguments}
-        calls = [{"id": "call00000", "type": "function", "function": function}]
-        message: Any = {"role": "tool", "content": "5", "tool_call_id": "call00000"}
-        [only] = family.tokens.observations([message], [], CHAT, ROOM, calls)
+        calls = [call(0, called, family.family.arguments)]
+        [only] = family.tokens.observations([result(0, "5")], [], CHAT, ROOM, calls)
         return [token for token in family.hf.convert_ids_to_tokens(only.token_ids) if token in spellings]
 
     assert tokens_of(f"a{end}b") == tokens_of("add")
@@ -186,12 +170,8 @@ def test_the_names_and_ids_of_calls_are_data_in_their_results(name: str) -> None
 
 def seen(family: Vendor, role: str, content: str) -> list[int]:
     """The ids of an observation; one of role `tool` answers a call."""
-    message: Any = {"role": role, "content": content}
-    calls: list[Any] = []
-    if role == "tool":
-        message |= {"tool_call_id": "call00000", "name": "add"}
-        function = {"name": "add", "arguments": family.family.arguments}
-        calls.append({"id": "call00000", "type": "function", "function": function})
+    message: Any = result(0, content, "add") if role == "tool" else {"role": role, "content": content}
+    calls = [call(0, "add", family.family.arguments)] if role == "tool" else []
     [only] = family.tokens.observations([message], [], CHAT, ROOM, calls)
     return list(only.token_ids)
 

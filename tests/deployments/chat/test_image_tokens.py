@@ -1,6 +1,6 @@
 """Images in tokenized prompts and observations, by the template of a model that sees."""
 
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import pytest
@@ -40,9 +40,7 @@ def unexpanded(messages: list[Message]) -> list[int]:
 
 
 @given(st.lists(parts, min_size=1, max_size=4))
-def test_a_prompts_tokens_are_its_renderings_with_each_image_in_its_place(
-    shown: list[list[str]],
-) -> None:
+def test_a_prompts_tokens_are_its_renderings_with_each_image_in_its_place(shown: list[list[str]]) -> None:
     messages = [PromptMessage.model_validate({"role": "user", "content": content(each)}) for each in shown]
     made = TOKENIZER.prompt(messages, ChatOptions(images=KNOWN), PLENTY)
     rendered = vision_tokenizer().apply_chat_template(
@@ -74,25 +72,19 @@ def test_an_observation_that_is_cut_keeps_no_part_of_an_image(shown: list[tuple[
     all_ids, kept = ([*chain.from_iterable(one.token_ids for one in made)] for made in (whole, cut))
     assert kept == all_ids[: len(kept)]
     assert len(kept) <= room
-    images = [
-        (place.start + before, place.end + before)
-        for one, before in zip(whole, starts(whole), strict=True)
-        for place in one.mm_ranges
-    ]
+    images = places(whole)
     if len(all_ids) > room:
         # What was left out is the image that the room ends in.
         assert len(kept) == next((start for start, end in images if start < room < end), room)
         assert cut[-1].was_cut
-    kept_images = [
-        (place.start + before, place.end + before)
-        for one, before in zip(cut, starts(cut), strict=True)
-        for place in one.mm_ranges
-    ]
-    assert kept_images == [(start, end) for start, end in images if end <= len(kept)]
+    assert places(cut) == [(start, end) for start, end in images if end <= len(kept)]
 
 
-def starts(made: list[TokenizedObservation]) -> list[int]:
-    return [sum(len(one.token_ids) for one in made[:place]) for place in range(len(made))]
+def places(made: list[TokenizedObservation]) -> list[tuple[int, int]]:
+    """Where the images begin and end among all tokens."""
+    begins = accumulate((len(one.token_ids) for one in made), initial=0)
+    pairs = zip(made, begins, strict=False)
+    return [(begin + place.start, begin + place.end) for one, begin in pairs for place in one.mm_ranges]
 
 
 @pytest.mark.parametrize(

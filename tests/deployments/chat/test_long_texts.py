@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -12,8 +12,10 @@ from deployments.chat import text_encoder
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.chat.text_encoder import _MARGIN_CHARACTERS, SplittableText, TextEncoder
 from deployments.failures import PromptRejected
-from deployments.protocols.chat import ChatOptions, TokenizedObservation
+from deployments.protocols.chat import ChatOptions
 from rollout_client.contract.messages import PromptMessage
+from rollout_env import ChatMessage
+from tests.deployments.chat.observed import observed
 from tests.paths import TINY_MODEL
 
 RAW, CHAT = ChatOptions(observation_format="raw"), ChatOptions(observation_format="chat")
@@ -56,23 +58,21 @@ def noted_lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return lengths
 
 
-def observed(
-    tokenizer: TransformersChatTokenizer, content: str, room: int, options: ChatOptions = RAW
-) -> TokenizedObservation:
-    [only] = tokenizer.observations([{"role": "user", "content": content}], [], options, room)
-    return only
+def said(content: str) -> ChatMessage:
+    return {"role": "user", "content": content}
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(texts, st.integers(0, 40), st.sampled_from([RAW, CHAT]))
 def test_what_is_kept_of_a_long_text_is_what_would_be_kept_of_the_whole(
     text: str, room: int, options: ChatOptions
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         lengths = noted_lengths(monkeypatch)
-        by_beginning = observed(words, text, room, options)
+        by_beginning = observed(words, said(text), [], options, room)
         assert lengths
         monkeypatch.setattr(text_encoder, "_CHARACTERS_PER_TOKEN", 10**6)
-        assert observed(words, text, room, options) == by_beginning
+        assert observed(words, said(text), [], options, room) == by_beginning
     assert by_beginning.was_cut
     assert len(by_beginning.token_ids) == room
 
@@ -85,12 +85,12 @@ def test_a_beginning_that_ends_inside_a_word_or_token_is_not_trusted() -> None:
     for tokenizer, text in ((as_tokens, whole), (words, data)):
         expected = TextEncoder(HF_WORDS).encode(text).ids
         for room in (1, 300, 350, 700, 1000, len(expected) - 1):
-            assert list(observed(tokenizer, whole, room).token_ids) == expected[:room]
+            assert list(observed(tokenizer, said(whole), [], RAW, room).token_ids) == expected[:room]
 
 
 def test_a_text_without_words_is_tokenized_up_to_what_its_room_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = noted_lengths(monkeypatch)
-    kept = observed(characters, "a" * 10_000_000, 1000)
+    kept = observed(characters, said("a" * 10_000_000), [], RAW, 1000)
     assert (len(kept.token_ids), kept.content, kept.was_cut) == (1000, "a" * 1000, True)
     assert max(lengths) <= 1100 * len("<|endoftext|>") + _MARGIN_CHARACTERS
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.protocols.chat import ChatOptions
-from tests.deployments.chat.test_vendor_templates import TOOL, call, result
-from tests.deployments.chat.vendors import ALL, REAL, REAL_FAMILIES, Vendor, marked, vendor
+from tests.deployments.chat.test_vendor_templates import TOOL
+from tests.deployments.chat.vendors import ALL, REAL, REAL_FAMILIES, Vendor, call, marked, result, vendor
 
 pytestmark = pytest.mark.slow
 

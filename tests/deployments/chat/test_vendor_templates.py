@@ -14,7 +14,19 @@ from hypothesis import strategies as st
 from deployments.failures import EnvironmentRejected, PromptRejected
 from deployments.protocols.chat import ChatOptions
 from rollout_client.contract.messages import PromptMessage
-from tests.deployments.chat.vendors import ALL, FAMILIES, OBJECT, REAL, Family, Vendor, marked, vendor, vendor_of_bytes
+from tests.deployments.chat.vendors import (
+    ALL,
+    FAMILIES,
+    OBJECT,
+    REAL,
+    Family,
+    Vendor,
+    call,
+    marked,
+    result,
+    vendor,
+    vendor_of_bytes,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -31,15 +43,6 @@ TOOL: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {"a": {"type": "integer", "description": "A."}}},
     },
 }
-
-
-def call(place: int, name: str, arguments: Any) -> dict[str, Any]:
-    return {"id": f"call0000{place}", "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def result(place: int, content: str, name: str = "") -> Any:
-    named = {"name": name} if name else {}
-    return {"role": "tool", "content": content, "tool_call_id": f"call0000{place}", **named}
 
 
 def appended(

@@ -109,6 +109,15 @@ REAL = {f"real {name}": REAL_FAMILIES[name] for name in wanted()}
 ALL = FAMILIES | REAL
 
 
+def call(place: int, name: str, arguments: Any) -> dict[str, Any]:
+    return {"id": f"call0000{place}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def result(place: int, content: str, name: str = "") -> Any:
+    named = {"name": name} if name else {}
+    return {"role": "tool", "content": content, "tool_call_id": f"call0000{place}", **named}
+
+
 class Vendor:
     """A family's template, and the service's tokenizer with it."""
 

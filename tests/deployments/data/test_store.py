@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from deployments.failures import DataLost
 from rollout_client.contract.selection import SampleRange
 from service.remote.environment import RemoteData
 from tests import virtual_time
-from tests.fakes.serve_handle import ScriptedCall
+from tests.fakes.serve_handle import ScriptedCall, ScriptedHandle
 
 LONG = "x" * 100_000
 
@@ -61,21 +60,17 @@ def test_the_revision_is_that_of_the_split_and_the_seed(store: DataStore) -> Non
     assert asyncio.run(store.revision("sums", None, 1)) == second
 
 
-class ScriptedDataHandle:
+class ScriptedDataHandle(ScriptedHandle):
     """Its call of `samples` has these items."""
 
     def __init__(self, *items: Any) -> None:
-        self.call = ScriptedCall(list(items))
+        super().__init__()
+        self._items = items
         self.asked: tuple[Any, ...] = ()
-        self.samples = SimpleNamespace(remote=self._samples)
 
-    def options(self, *, stream: bool) -> "ScriptedDataHandle":
-        assert stream
-        return self
-
-    def _samples(self, *asked: Any) -> ScriptedCall:
+    def on_samples(self, _replica: str, *asked: Any) -> ScriptedCall:
         self.asked = asked
-        return self.call
+        return self.start(self._items)
 
 
 def read(handle: Any) -> list[bytes]:
@@ -97,4 +92,4 @@ def test_what_the_deployment_raises_ends_the_call(error: Exception) -> None:
     handle = ScriptedDataHandle(b"a\n", error)
     with pytest.raises(type(error), match=str(error)):
         read(handle)
-    assert handle.call.cancelled
+    assert handle.calls[0].cancelled

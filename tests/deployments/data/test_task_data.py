@@ -159,23 +159,6 @@ def test_a_page_ends_before_the_bytes_that_it_may_take_but_has_one_sample() -> N
     assert list(within_bytes([b"aaaaaaaaa", b"b"], 8)) == [b"aaaaaaaaa"]
 
 
-@pytest.mark.parametrize(
-    "content", ["", "\n", "\r", "\r\n", "{}", "{}\n", "\n{}\r\n", '{"a": "\u2028"}\n{"a": "\x85"}']
-)
-def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "rows.jsonl"
-
-    def read() -> list[tuple[str, Any]]:
-        rows = JsonLines([path])
-        return [(rows.place_of(number), rows.read([number])) for number in range(len(rows))]
-
-    path.write_text(content, encoding="utf-8", newline="")
-    plain = read()
-    path.write_text(content, encoding="utf-8-sig", newline="")
-    assert read() == plain
-    assert len(plain) == content.count("{")
-
-
 def test_a_row_that_is_wrong_is_named_when_it_is_asked_for(
     data_of: Callable[..., TaskData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,13 +243,14 @@ def test_a_file_without_rows_is_refused(data_of: Callable[..., TaskData]) -> Non
 @given(
     st.lists(
         st.lists(st.sampled_from(["", "\r", '{"n": 1}', '{"n": 2}\r', ' {"n": "\u2028\x85"}']), max_size=6), max_size=3
-    )
+    ),
+    st.sampled_from(["utf-8", "utf-8-sig"]),
 )
-def test_the_rows_are_the_lines_that_are_not_empty(files: list[list[str]]) -> None:
+def test_the_rows_are_the_lines_that_are_not_empty_without_a_mark(files: list[list[str]], encoding: str) -> None:
     with TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{number}.jsonl" for number in range(len(files))]
         for path, lines in zip(paths, files, strict=True):
-            path.write_bytes("\n".join(lines).encode())
+            path.write_bytes("\n".join(lines).encode(encoding))
         rows = JsonLines([*paths, EMPTY])
         expected = [
             (f"{path} line {number}", json.loads(line))

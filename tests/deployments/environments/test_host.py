@@ -19,7 +19,6 @@ from deployments.failures import (
     TurnTimedOut,
 )
 from deployments.protocols.environments import RefusedField, StepRequest
-from deployments.rpc.batching import BatchResults
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 from rollout_env.loading import EnvironmentNotLoadable
 from rollout_env.steps import abandoned_threads
@@ -150,22 +149,17 @@ async def test_a_host_sends_a_heartbeat_while_a_step_takes_long() -> None:
     await answers.aclose()
 
 
-def test_an_aborted_step_ends_and_the_others_of_its_call_go_on(caplog: pytest.LogCaptureFixture) -> None:
+@virtual_time.test
+async def test_an_aborted_step_ends_and_the_others_of_its_call_go_on(caplog: pytest.LogCaptureFixture) -> None:
     host = obedient_host()
-
-    async def run() -> BatchResults[StepOutcome]:
-        requests = [StepRequest(LOG, {"mode": "wait"}, step_id=step_id) for step_id in ("one", "two")]
-        answers = host.step(requests)
-        first = asyncio.ensure_future(anext(answers))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        await host.abort(["two", "unknown"])
-        results = await first
-        assert (await host.record_autoscaling_stats())["in_progress"] == 1.0
-        await answers.aclose()
-        return results
-
-    [(place, failure)] = asyncio.run(run())
+    answers = host.step([StepRequest(LOG, {"mode": "wait"}, step_id=step_id) for step_id in ("one", "two")])
+    first = asyncio.ensure_future(anext(answers))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await host.abort(["two", "unknown"])
+    [(place, failure)] = await first
+    assert (await host.record_autoscaling_stats())["in_progress"] == 1.0
+    await answers.aclose()
     assert (place, type(failure)) == (1, EnvironmentBroken)
     assert caplog.records == []
 
@@ -182,13 +176,15 @@ async def test_a_host_that_is_shut_down_gives_up_steps_after_their_time() -> Non
     assert answers == [(0.0, StepOutcome), (4.5, EnvironmentShuttingDown)]
 
 
-def test_a_host_describes_its_task_and_names_the_fields_that_it_refuses() -> None:
+def test_a_host_describes_its_task_and_names_the_fields_that_it_refuses(caplog: pytest.LogCaptureFixture) -> None:
     description = asyncio.run(obedient_host().describe())
     assert (description.task_name, description.description) == ("obedient", "Obedient.")
     assert description.fields["required"] == ["mode"]
     assert description.example == {"task_name": "obedient", "messages": LOG, "extra_env_info": {"mode": "0"}}
-    refused = asyncio.run(obedient_host().refused_fields([{"mode": "good"}, {}]))
+    refused = asyncio.run(obedient_host().refused_fields([{"mode": "good"}, {}, {"mode": "bug"}]))
     assert refused == [RefusedField(1, ("mode",), "Field required")]
+    [record] = caplog.records
+    assert (record.getMessage(), bool(record.exc_info)) == ("The fields of a sample could not be checked.", True)
 
 
 def test_a_host_closes_its_environment_and_logs_a_close_that_raises(caplog: pytest.LogCaptureFixture) -> None:
@@ -265,9 +261,7 @@ def test_a_host_awaits_an_async_close_once(caplog: pytest.LogCaptureFixture) -> 
     assert caplog.messages == ["The environment of task obedient was not closed."]
 
 
-def test_a_host_of_what_is_no_environment_does_not_start(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_host_of_what_is_no_environment_does_not_start(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(EnvironmentNotLoadable, match=r"^deployments\.failures:RolloutFailure is not a TaskEnvironment"):
         EnvironmentHost("obedient", "deployments.failures:RolloutFailure", {}, step_timeout_s=None)
     gc.collect()

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from deployments.failures import EnvironmentRejected, RolloutFailure, TurnTimedO
 from deployments.protocols.environments import StepRequest
 from rollout_env import ChatMessage, SampleRejected, StartOutcome, StepOutcome, TaskEnvironment
 from tests import virtual_time
+from tests.fakes.environment import StepsAlone
 from tests.service.scripted import outcome
 
 
@@ -20,10 +22,9 @@ class Word(BaseModel):
     word: str
 
 
-class BatchEnvironment(TaskEnvironment):
+class BatchEnvironment(StepsAlone):
     """Answers each response with its word; raises on the word "bad", and never ends with the word "hang"."""
 
-    description = "Judges many at once."
     ExtraEnvInfo = Word
 
     def __init__(self) -> None:
@@ -45,16 +46,16 @@ class BatchEnvironment(TaskEnvironment):
             return []
         return [outcome(word) if word != "dict" else {} for word in words]  # type: ignore[misc]
 
-    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        raise NotImplementedError
-
 
 def requests(*words: Any) -> list[StepRequest]:
     return [StepRequest([], {"word": word}, step_id=f"{number}") for number, word in enumerate(words)]
 
 
 def results_of(
-    environment: TaskEnvironment, *words: Any, timeout_s: float | None = None
+    environment: TaskEnvironment,
+    *words: Any,
+    timeout_s: float | None = None,
+    run_in: Callable[..., Any] = virtual_time.run,
 ) -> list[StepOutcome | RolloutFailure]:
     async def run() -> list[StepOutcome | RolloutFailure]:
         runner = StepRunner(environment, "batch", timeout_s)
@@ -62,7 +63,8 @@ def results_of(
         await virtual_time.settled()
         return results
 
-    return virtual_time.run(run())
+    results: list[StepOutcome | RolloutFailure] = run_in(run())
+    return results
 
 
 BAD = "EnvironmentRejected: The word is bad."
@@ -101,18 +103,16 @@ def test_a_batch_is_cancelled_when_all_its_steps_have_timed_out() -> None:
     assert environment.cancelled == [["a", "hang"]]
 
 
-def test_an_aborted_step_leaves_the_others_of_its_batch_alone() -> None:
+@virtual_time.test
+async def test_an_aborted_step_leaves_the_others_of_its_batch_alone() -> None:
     environment = BatchEnvironment()
 
-    async def run() -> None:
-        runner = StepRunner(environment, "batch", None)
-        first, second = (runner.start(request, set()) for request in requests("a", "b"))
-        await asyncio.sleep(0.5)
-        runner.abort(["0"])
-        assert await second == outcome("b")
-        assert first.cancelled()
-
-    virtual_time.run(run())
+    runner = StepRunner(environment, "batch", None)
+    first, second = (runner.start(request, set()) for request in requests("a", "b"))
+    await asyncio.sleep(0.5)
+    runner.abort(["0"])
+    assert await second == outcome("b")
+    assert first.cancelled()
     assert environment.cancelled == []
 
 
@@ -142,10 +142,9 @@ def test_samples_are_started_with_the_limits_and_failures_of_steps() -> None:
     assert {type(result) for result in virtual_time.run(run())} == {TurnTimedOut}
 
 
-class PlainEnvironment(TaskEnvironment):
+class PlainEnvironment(StepsAlone):
     """Blocks until as many steps as expected run at once."""
 
-    description = "Blocks."
     ExtraEnvInfo = Word
 
     def __init__(self, at_once: int = 1) -> None:
@@ -163,25 +162,15 @@ class PlainEnvironment(TaskEnvironment):
         assert threading.current_thread() is not threading.main_thread()
         return outcome(extra_env_info.word)
 
-    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        raise NotImplementedError
-
-
-def plain_results(environment: TaskEnvironment, *words: str) -> list[StepOutcome | RolloutFailure]:
-    async def run() -> list[StepOutcome | RolloutFailure]:
-        runner = StepRunner(environment, "plain", None)
-        return await asyncio.gather(*(runner.start(request, set()) for request in requests(*words)))
-
-    return asyncio.run(run())
-
 
 def test_steps_of_a_plain_step_run_at_once_and_off_the_event_loop() -> None:
-    assert plain_results(PlainEnvironment(at_once=3), "a", "b", "c") == [outcome("a"), outcome("b"), outcome("c")]
+    results = results_of(PlainEnvironment(at_once=3), "a", "b", "c", run_in=asyncio.run)
+    assert results == [outcome("a"), outcome("b"), outcome("c")]
 
 
 def test_a_plain_step_runs_in_at_most_64_threads_at_once() -> None:
     environment = PlainEnvironment(at_once=64)
-    assert len(plain_results(environment, *("a" for _ in range(128)))) == 128
+    assert len(results_of(environment, *"a" * 128, run_in=asyncio.run)) == 128
     assert environment.barrier.n_waiting == 0
 
 
@@ -194,5 +183,5 @@ def test_a_plain_step_runs_in_at_most_64_threads_at_once() -> None:
     ],
 )
 def test_what_a_plain_step_raises_fails_its_sample(word: str, failure: str) -> None:
-    [result] = plain_results(PlainEnvironment(), word)
+    [result] = results_of(PlainEnvironment(), word, run_in=asyncio.run)
     assert str(result) == failure

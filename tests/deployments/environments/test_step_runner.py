@@ -9,8 +9,9 @@ from pydantic import BaseModel
 from deployments.environments.step_runner import StepRunner
 from deployments.failures import EnvironmentShuttingDown, RolloutFailure, TurnTimedOut
 from deployments.protocols.environments import StepRequest
-from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
+from rollout_env import ChatMessage, StepOutcome
 from tests import virtual_time
+from tests.fakes.environment import StepsAlone
 from tests.service.scripted import outcome
 
 
@@ -19,10 +20,9 @@ class Duration(BaseModel):
     ignores_cancellation: bool = False
 
 
-class TimedEnvironment(TaskEnvironment):
+class TimedEnvironment(StepsAlone):
     """A step takes as long as its sample says."""
 
-    description = "Takes its time."
     ExtraEnvInfo = Duration
 
     def __init__(self, max_concurrent_steps: int | None = None) -> None:
@@ -41,9 +41,6 @@ class TimedEnvironment(TaskEnvironment):
                 if not extra_env_info.ignores_cancellation:
                     raise
         return outcome("done")
-
-    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        raise NotImplementedError
 
 
 STEPS = [("done", 1), ("running", 60), ("waiting", 60)]
@@ -94,47 +91,48 @@ def test_the_time_limit_begins_when_the_step_leaves_the_queue() -> None:
     assert results == [(2.0, outcome("done")), (4.0, outcome("done")), (6.0, outcome("done")), (8.0, outcome("done"))]
 
 
-def test_an_aborted_step_is_cancelled_and_one_that_waits_is_never_begun() -> None:
+def test_requests_take_turns_and_the_steps_of_each_keep_their_order() -> None:
+    names = ["a1", "a2", "a3", "a4", "b1", "b2", "c1"]
+    steps = [StepRequest([], {"seconds": 1}, name[0], step_id=name) for name in names]
+    results = results_of(TimedEnvironment(max_concurrent_steps=1), None, *steps)
+    assert [ended_at for ended_at, _ in results] == [1, 2, 5, 7, 3, 6, 4]
+
+
+@virtual_time.test
+async def test_an_aborted_step_is_cancelled_and_one_that_waits_is_never_begun() -> None:
     environment = TimedEnvironment(max_concurrent_steps=1)
 
-    async def run() -> None:
-        runner = StepRunner(environment, "timed", None)
-        first, waiting, last = (runner.start(request(step_id, 5), set()) for step_id in "abc")
-        await asyncio.sleep(1)
-        assert runner.in_progress == 3
-        runner.abort(["b", "unknown"])
-        await asyncio.sleep(1)
-        runner.abort(["a"])
-        assert await last == outcome("done")
-        assert first.cancelled()
-        assert waiting.cancelled()
-
-    virtual_time.run(run())
+    runner = StepRunner(environment, "timed", None)
+    first, waiting, last = (runner.start(request(step_id, 5), set()) for step_id in "abc")
+    await asyncio.sleep(1)
+    assert runner.in_progress == 3
+    runner.abort(["b", "unknown"])
+    await asyncio.sleep(1)
+    runner.abort(["a"])
+    assert await last == outcome("done")
+    assert first.cancelled()
+    assert waiting.cancelled()
     assert environment.began_at == [0, 2]
     assert environment.cancelled_at == [2]
 
 
-def test_steps_of_a_replica_that_hands_off_are_given_up(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+@virtual_time.test
+async def test_steps_of_a_replica_that_hands_off_are_given_up(caplog: pytest.LogCaptureFixture) -> None:
     environment = TimedEnvironment(max_concurrent_steps=2)
     caplog.set_level("INFO")
 
-    async def run() -> None:
-        runner = StepRunner(environment, "timed", None)
-        done, running, waiting = (runner.start(request(step_id, seconds), set()) for step_id, seconds in STEPS)
-        await asyncio.sleep(2)
-        runner.hand_off()
-        later = runner.start(request("later", 0), set())
-        assert done.result() == outcome("done")
-        for given_up in (running, waiting, later):
-            failure = given_up.result()
-            assert isinstance(failure, EnvironmentShuttingDown)
-            assert str(failure) == "The replica of environment 'timed' is being shut down."
-        await virtual_time.settled()
-        assert runner.in_progress == 0
-
-    virtual_time.run(run())
+    runner = StepRunner(environment, "timed", None)
+    done, running, waiting = (runner.start(request(step_id, seconds), set()) for step_id, seconds in STEPS)
+    await asyncio.sleep(2)
+    runner.hand_off()
+    later = runner.start(request("later", 0), set())
+    assert done.result() == outcome("done")
+    for given_up in (running, waiting, later):
+        failure = given_up.result()
+        assert isinstance(failure, EnvironmentShuttingDown)
+        assert str(failure) == "The replica of environment 'timed' is being shut down."
+    await virtual_time.settled()
+    assert runner.in_progress == 0
     assert environment.began_at == [0, 0, 1]
     assert environment.cancelled_at == [2, 2]
     assert caplog.messages == ["2 steps of task timed continue at other replicas."]

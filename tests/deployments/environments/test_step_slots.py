@@ -1,4 +1,4 @@
-"""Slots of steps: never too many at once, requests take turns, and nothing that is cancelled keeps one."""
+"""Slots of steps: never too many at once, and nothing that is cancelled keeps one."""
 
 import asyncio
 from collections import Counter
@@ -52,26 +52,3 @@ def test_no_more_steps_than_the_limit_run_and_each_runs_once(
     assert most <= limit
     assert {number for number, (*_, cancelled) in enumerate(steps) if cancelled is None} <= ran.keys()
     assert set(ran.values()) <= {1}
-
-
-def order_of(limit: int, *request_ids: str) -> list[str]:
-    """The order in which steps that come at once run for a second each, one of them named `first` before all others."""
-    order: list[str] = []
-
-    async def run() -> None:
-        slots = FairSlots(limit)
-
-        async def run_step(name: str) -> None:
-            await slots.acquire(name[0])
-            order.append(name)
-            await asyncio.sleep(1)
-            slots.release()
-
-        await asyncio.gather(*map(run_step, request_ids))
-
-    virtual_time.run(run())
-    return order
-
-
-def test_requests_take_turns_and_the_steps_of_each_keep_their_order() -> None:
-    assert order_of(1, "a1", "a2", "a3", "a4", "b1", "b2", "c1") == ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]

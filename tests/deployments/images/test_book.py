@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from deployments.images.book import ImageBook, ImagesFull, ImagesSettings
-from deployments.storage.storage import StoredRecord
 from deployments.storage.stored_state import Planned
 from tests.fakes.storage import Kept, ScriptedStorage
 
@@ -33,10 +32,7 @@ class StoredBook:
 
     def reopened(self, time_s: float) -> ImageBook:
         """The book of a store that starts now."""
-        kept = self.storage.kept
-        sizes = {name: {entry: len(data) for entry, data in kept.entries[name].items()} for name in kept.records}
-        records = [StoredRecord(name, record, sizes[name]) for name, record in kept.records.items()]
-        return ImageBook(self.settings, records, time_s)
+        return ImageBook(self.settings, self.storage.kept.loaded(), time_s)
 
     def _made(self, planned: Planned[list[str]]) -> list[str]:
         changes, commit = planned

@@ -20,9 +20,10 @@ from deployments.images.book import ImagesSettings
 from deployments.images.checks import NOT_TAKEN, ObservedImages
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.images import name_of_image
-from rollout_env import ChatMessage, LostSession, Session, StartOutcome, StepOutcome, TaskEnvironment
+from rollout_env import ChatMessage, LostSession, Session, StartOutcome, StepOutcome
 from tests import virtual_time
 from tests.deployments.images.pictures import animation, picture
+from tests.fakes.environment import StepsAlone
 from tests.fakes.image_store import ImagesInProcess
 from tests.fakes.storage import ScriptedStorage
 from tests.virtual_time import runs
@@ -88,14 +89,10 @@ class Nothing(BaseModel):
     """No state."""
 
 
-class Painter(TaskEnvironment):
+class Painter(StepsAlone):
     """Shows what it is asked for."""
 
-    description = "Shows pictures."
     ExtraEnvInfo = Nothing
-
-    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        return []
 
     async def start(self, message_log: list[ChatMessage], extra_env_info: Any) -> StartOutcome:
         return StartOutcome(shown(BLUE))

@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from deployments.jobs.records import Change, JobRecord, JobRequest, _encode_record
-from deployments.storage.storage import EntryName, StoredRecord
+from deployments.jobs.records import Change, JobRecord, JobRequest
+from deployments.storage.storage import EntryName
+from tests.fakes.storage import ScriptedStorage
 
 
 class Asked(NamedTuple):
@@ -30,24 +31,12 @@ class StoredJobs:
 
     def __init__(self) -> None:
         self.records: dict[str, JobRecord] = {}
-        self.entries: dict[str, dict[EntryName, bytes]] = {}
-        self.epoch = 0
-        """Of the store that may change them."""
+        self.storage = ScriptedStorage()
+        self.entries = self.storage.kept.entries
 
     def apply(self, changes: Iterable[Change]) -> None:
         for change in changes:
-            if change.record is None:
-                self.records.pop(change.job_id, None)
-                self.entries.pop(change.job_id, None)
-                continue
-            self.records[change.job_id] = change.record
-            entries = self.entries.setdefault(change.job_id, {})
-            for name in change.removed:
-                entries.pop(name, None)
-            entries.update(change.added)
-
-    def stored(self) -> list[StoredRecord]:
-        return [
-            StoredRecord(name, _encode_record(record), {entry: len(data) for entry, data in self.entries[name].items()})
-            for name, record in self.records.items()
-        ]
+            self.storage.change(change.stored)
+            self.records.pop(change.job_id, None)
+            if change.record is not None:
+                self.records[change.job_id] = change.record

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,11 +30,10 @@ def settings(server: ChatServer, **fields: Any) -> ChatModelSettings:
     return ChatModelSettings.model_validate({"base_url": server.url, "model": "judge-1", **fields})
 
 
-def chat(server: ChatServer, asked: dict[str, Any] | None = None, **fields: Any) -> ModelReply:
-    async def scenario() -> ModelReply:
-        return await HttpChatModel(settings(server, **fields), "judge").chat(QUESTION, **(asked or {}))
-
-    return asyncio.run(scenario())
+def chat(
+    server: ChatServer, asked: dict[str, Any] | None = None, messages: list[ChatMessage] = QUESTION, **fields: Any
+) -> ModelReply:
+    return asyncio.run(HttpChatModel(settings(server, **fields), "judge").chat(messages, **(asked or {})))
 
 
 def test_a_request_has_model_messages_and_parameters_of_config_and_call() -> None:
@@ -53,16 +53,10 @@ def test_a_request_has_model_messages_and_parameters_of_config_and_call() -> Non
 
 
 def test_a_policy_of_this_service_is_asked_at_its_own_address() -> None:
-    async def scenario(server: ChatServer, **fields: Any) -> None:
-        policy = HttpChatModel(
-            ChatModelSettings.model_validate(fields), "rival", lambda: server.url.removesuffix("/v1")
-        )
-        await policy.chat(QUESTION)
-
     with chat_server(lambda *_: said("A")) as server:
-        asyncio.run(scenario(server, policy="run b", version=3))
-        asyncio.run(scenario(server))
-        asyncio.run(scenario(server, priority=2.5))
+        for fields in ({"policy": "run b", "version": 3}, {}, {"priority": 2.5}):
+            policy = ChatModelSettings.model_validate(fields)
+            asyncio.run(HttpChatModel(policy, "rival", lambda: server.url.removesuffix("/v1")).chat(QUESTION))
     messages = [{"role": "user", "content": "Q"}]
     assert server.requests == [
         {"path": "/v1/chat/completions?policy=run+b&version=3", "messages": messages},
@@ -83,12 +77,8 @@ def test_only_what_openai_knows_of_a_message_is_sent() -> None:
         {"role": "environment", "content": "E"},
         {"role": "assistant", "content": "A", "reasoning_content": "Hm.", "parse_error": "no"},
     ]
-
-    async def scenario(server: ChatServer) -> None:
-        await HttpChatModel(settings(server), "judge").chat(messages)
-
     with chat_server(lambda *_: said("A")) as server:
-        asyncio.run(scenario(server))
+        chat(server, messages=messages)
     assert server.requests[0]["messages"] == [{"role": "user", "content": "E"}, {"role": "assistant", "content": "A"}]
 
 
@@ -196,15 +186,10 @@ def test_the_pause_doubles_and_is_at_least_what_the_server_asks_for(monkeypatch:
     monkeypatch.setattr(clients, "FIRST_PAUSE_S", 1.0)
     monkeypatch.setattr(random, "uniform", max)
 
-    class State:
-        def __init__(self, attempt_number: int, wait_s: float) -> None:
-            self.attempt_number = attempt_number
-            self.outcome = self
-            self._failure = _AttemptFailed("busy", wait_s)
+    def pause_s(attempt: int, wait_s: float) -> float:
+        outcome = SimpleNamespace(exception=lambda: _AttemptFailed("busy", wait_s))
+        state: Any = SimpleNamespace(attempt_number=attempt, outcome=outcome)
+        return _pause_s(state)
 
-        def exception(self) -> _AttemptFailed:
-            return self._failure
-
-    pauses: Any = _pause_s
-    states: list[Any] = [State(1, 0), State(3, 0), State(9, 0), State(1, 5), State(1, 10**6)]
-    assert [pauses(state) for state in states] == [1, 4, LONGEST_PAUSE_S, 6, LONGEST_PAUSE_S + 1]
+    asked = [(1, 0), (3, 0), (9, 0), (1, 5), (1, 10**6)]
+    assert [pause_s(*each) for each in asked] == [1, 4, LONGEST_PAUSE_S, 6, LONGEST_PAUSE_S + 1]

@@ -13,14 +13,17 @@ from tests.deployments.rollout_records.reports import LATEST, PROMPT, Sampler, T
 ROLLOUTS = 40
 
 
-def findings(trainer: Trainer, sampler: Sampler | None = None, version: str = "3") -> list[MismatchFinding]:
+def findings(
+    trainer: Trainer, sampler: Sampler | None = None, version: str = "3", trained_version: str | None = None
+) -> list[MismatchFinding]:
     """What the ledger finds after some rollouts of this trainer."""
     sampler, ledger = sampler or Sampler(), MismatchLedger(most_mean_ratio=1.1)
     found = []
     for number in range(ROLLOUTS):
         record, logits, chosen = sampler.rollout(f"r{number}", version=version)
-        ledger.add(reported(record, trainer(logits, number), chosen), "")
+        ledger.add(reported(record, trainer(logits, number), chosen, trained_version), "")
         found += ledger.look(0.0)[0]
+    assert trained_version is None or ledger.all.mean_ratio > 1.1, "tokens of another version are counted all the same"
     return found
 
 
@@ -94,13 +97,10 @@ def test_a_trainer_that_has_one_version_of_several_is_told_which() -> None:
 
 
 def test_tokens_of_another_version_than_the_trainers_are_no_finding() -> None:
-    random, sampler, ledger = np.random.default_rng(3), Sampler(), MismatchLedger(1.1)
-    for number in range(ROLLOUTS):
-        record, logits, chosen = sampler.rollout(f"r{number}", version="3")
-        trained = log_softmax(logits + random.normal(0, 0.7, logits.shape))
-        ledger.add(reported(record, trained, chosen, version="4"), "")
-    assert ledger.look(0.0)[0] == []
-    assert ledger.all.mean_ratio > 1.1, "they are counted all the same"
+    random = np.random.default_rng(3)
+    assert (
+        findings(lambda logits, _: log_softmax(logits + random.normal(0, 0.7, logits.shape)), trained_version="4") == []
+    )
 
 
 def test_numbers_of_other_tokens_are_told_to_be_misaligned() -> None:
@@ -155,67 +155,53 @@ def test_a_mask_with_tokens_that_may_not_be_trained_is_told() -> None:
     assert rollout.unmasked == 2
 
 
+RECORD = record_of("r0", np.array([5, 6, 7]), [-1.0, -2.0, -3.0])
+"""Three generated tokens after a prompt of three, and two of the environment."""
+
+
 @pytest.mark.parametrize(
-    ("theirs", "place"),
+    ("theirs", "start", "place"),
     [
-        ([1, 9, 1, 5, 6, 7, 2, 2], "token 1 of the log"),
-        ([1, 1, 1, 5, 6], "token 5 of the log"),
-        ([1, 1, 1, 5, 6, 7, 2, 2, 2], "token 8 of the log"),
+        ([1, 9, 1, 5, 6, 7, 2, 2], None, "token 1 of the log"),
+        ([1, 1, 1, 5, 6], None, "token 5 of the log"),
+        ([1, 1, 1, 5, 6, 7, 2, 2, 2], None, "token 8 of the log"),
+        ([1, 1, 5, 6, 7], 3, "token 2 of the log"),
     ],
 )
-def test_other_token_ids_are_told_with_the_first_that_differs(theirs: list[int], place: str) -> None:
-    record = record_of("r0", np.array([5, 6, 7]), [-1.0] * 3)
+def test_other_token_ids_are_told_with_the_first_that_differs(theirs: list[int], start: int | None, place: str) -> None:
+    report = TrainerReport("r0", np.full(3, -1.0), token_ids=np.array(theirs), start=start)
     ledger = MismatchLedger(1.1)
-    ledger.add(compared(record, TrainerReport("r0", np.full(3, -1.0), token_ids=np.array(theirs)), LATEST)[0], "")
+    ledger.add(compared(RECORD, report, LATEST)[0], "")
     [found] = ledger.look(0.0)[0]
     assert found.kind == "other_tokens"
     assert place in found.message
-
-
-@pytest.mark.parametrize("count", [3, 5, 7, 8])
-def test_a_report_is_of_generated_tokens_the_response_or_the_whole_log(count: int) -> None:
-    record = record_of("r0", np.array([5, 6, 7]), [-1.0, -2.0, -3.0])
-    log = np.array([np.nan] * PROMPT + [-1.5, -2.5, -3.5] + [np.nan] * 2)
-    given = {3: log[3:6], 5: log[3:], 7: log[1:], 8: log}[count]
-    assert [*compared(record, TrainerReport("r0", given), LATEST)[1]["logprobs"]] == [-1.5, -2.5, -3.5]
 
 
 @pytest.mark.parametrize(("start", "given", "compared_tokens"), [(3, 2, [0, 1]), (1, 4, [0, 1]), (4, 4, [1, 2])])
 def test_a_report_that_says_where_it_starts_may_leave_out_the_rest(
     start: int, given: int, compared_tokens: list[int]
 ) -> None:
-    record = record_of("r0", np.array([5, 6, 7]), [-1.0, -2.0, -3.0])
     log = np.array([np.nan] * PROMPT + [-1.5, -2.25, -3.125] + [np.nan] * 2)
     own_ids = np.array([1, 1, 1, 5, 6, 7, 2, 2])[: start + given]
     report = TrainerReport("r0", log[start : start + given], token_ids=own_ids, start=start)
-    rollout, noted = compared(record, report, LATEST)
+    rollout, noted = compared(RECORD, report, LATEST)
     assert [*noted["logprobs"]] == [[-1.5, -2.25, -3.125][token] for token in compared_tokens]
     assert (noted["start"], rollout.other_token) == (compared_tokens[0], None)
     assert rollout.by["replica"] == {"a": rollout.sums}
 
 
-def test_tokens_missing_before_the_end_of_a_report_are_other_tokens() -> None:
-    record = record_of("r0", np.array([5, 6, 7]), [-1.0] * 3)
-    report = TrainerReport("r0", np.full(3, -1.0), token_ids=np.array([1, 1, 5, 6, 7]), start=3)
-    assert compared(record, report, LATEST)[0].other_token == 2
-
-
-@pytest.mark.parametrize("start", [-1, 6])
-def test_a_report_that_starts_outside_of_the_log_is_refused(start: int) -> None:
-    record = record_of("r0", np.array([5, 6, 7]), [-1.0] * 3)
-    with pytest.raises(ReportRefused, match=f"3 logprobs from token {start} on for a rollout of 8 tokens"):
-        compared(record, TrainerReport("r0", np.full(3, -1.0), start=start), LATEST)
-
-
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "start", "message"),
     [
-        ([-1.0] * 4, "4 logprobs for a rollout of 3 generated tokens, 5 after its prompt and 8 in all"),
-        ([-1.0, float("nan"), -1.0], "not a finite number"),
-        ([-1.0, float("inf"), -1.0], "not a finite number"),
+        ([-1.0] * 4, None, "4 logprobs for a rollout of 3 generated tokens, 5 after its prompt and 8 in all"),
+        ([-1.0, float("nan"), -1.0], None, "not a finite number"),
+        ([-1.0, float("inf"), -1.0], None, "not a finite number"),
+        ([-1.0] * 3, -1, "3 logprobs from token -1 on for a rollout of 8 tokens"),
+        ([-1.0] * 3, 6, "3 logprobs from token 6 on for a rollout of 8 tokens"),
     ],
 )
-def test_a_report_that_does_not_fit_is_refused_with_the_counts(given: list[float], message: str) -> None:
-    record = record_of("r0", np.array([5, 6, 7]), [-1.0] * 3)
+def test_a_report_that_does_not_fit_is_refused_with_the_counts(
+    given: list[float], start: int | None, message: str
+) -> None:
     with pytest.raises(ReportRefused, match=message):
-        compared(record, TrainerReport("r0", np.array(given)), LATEST)
+        compared(RECORD, TrainerReport("r0", np.array(given), start=start), LATEST)

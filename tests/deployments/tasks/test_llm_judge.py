@@ -12,8 +12,6 @@ from deployments.tasks.llm_judge import (
     LlmJudgeEnvironment,
     ModelMissing,
     VerdictMissing,
-    _last_object,
-    _verdict_in,
 )
 from deployments.tasks.multi_reward import MultiRewardEnvironment, _PartSettings
 from rollout_env import ModelReply, ScriptedChatModel, check, play
@@ -109,30 +107,18 @@ def test_without_a_verdict_the_reward_is_unknown_and_not_zero() -> None:
         (f"````json\n{GOOD}\n````\n", 7.5),
         (f"~~~\n{GOOD}\n  ~~~", 7.5),
         ('The reply says {"score": 10}. {"score": 2, "reason": "It {tries} to \\"cheat\\"."}\n', 2.0),
+        *((text, None) for text in ("", "7", "[7]", "}", '{"score": "7"}', '{"score": true}', '{"score": NaN}')),
+        *((text, None) for text in ('{"score": 7} and so on', '{"verdict": 7}', f'{{"score": 1{"0" * 400}}}')),
     ],
 )
-def test_the_verdict_is_the_json_object_at_the_end(text: str, score: float) -> None:
-    assert _verdict_in(text, 0, 10)[0] == score
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "7", "[7]", "}", '{"score": "7"}', '{"score": true}', '{"score": NaN}'),
-        *('{"score": 7} and so on', '{"verdict": 7}', f'{{"score": 1{"0" * 400}}}'),
-    ],
-)
-def test_everything_else_is_no_verdict(text: str) -> None:
-    with pytest.raises(ValueError, match=r"no JSON object|no number|the score (nan|10+) is not from"):
-        _verdict_in(text, 0, 10)
+def test_only_a_json_object_with_a_score_at_the_end_is_a_verdict(text: str, score: float | None) -> None:
+    played = play(judged_by(text, '{"score": 1}')[0], ["A"], SAMPLE)
+    assert (10 * played.total_reward, played.metrics["judge_calls"]) == ((1.0, 2) if score is None else (score, 1))
 
 
 @given(st.text(alphabet='{}"score: 1,\\', max_size=40))
-def test_no_answer_of_a_judge_raises_anything_else(text: str) -> None:
-    try:
-        assert isinstance(_last_object(text), dict)
-    except ValueError:
-        return
+def test_no_answer_of_a_judge_breaks_the_judging(text: str) -> None:
+    assert play(judged_by(text, GOOD)[0], ["A"], SAMPLE).metrics["judge_calls"] in (1, 2)
 
 
 def test_a_config_without_the_judge_keeps_it_from_starting() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import ray
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from deployments.environments.host import _refused_fields
@@ -64,11 +65,21 @@ def test_an_answer_ends_the_rollout_and_the_right_one_is_told(
     )
 
 
-@pytest.mark.parametrize("ground_truth", ["", "  ", "}{", "\\frac{"])
-def test_a_ground_truth_that_cannot_be_read_rejects_the_sample(environment: MathEnvironment, ground_truth: str) -> None:
-    with pytest.raises(SampleRejected) as refusal:
-        judge(environment, "\\boxed{42}", ground_truth)
-    assert str(refusal.value) == f"extra_env_info.ground_truth is not a mathematical expression: {ground_truth!r}"
+NO_MATH = "extra_env_info.ground_truth is not a mathematical expression: "
+
+
+@pytest.mark.parametrize(
+    ("truth", "form", "says"),
+    [
+        *((truth, None, f"{NO_MATH}{truth!r}") for truth in ("", "  ", "}{", "\\frac{")),
+        ("cat", "choice", "extra_env_info.ground_truth is not the letter of a choice: 'cat'"),
+    ],
+)
+def test_a_ground_truth_that_cannot_be_read_rejects_the_sample(
+    environment: MathEnvironment, truth: str, form: AnswerForm | None, says: str
+) -> None:
+    with pytest.raises(SampleRejected, match=f"^{re.escape(says)}$"):
+        judge(environment, "\\boxed{B}", truth, form)
 
 
 @pytest.mark.slow
@@ -109,14 +120,15 @@ def test_there_is_a_worker_for_each_core_that_ray_reserves(
     assert started == [workers]
 
 
-@given(st.text(alphabet="abc {}\\1", max_size=30), st.text(alphabet="ab1+ ", max_size=10))
-def test_a_box_at_the_end_is_the_last_box(before: str, content: str) -> None:
-    assert last_box(before.rstrip("\\") + "\\boxed{" + content + "}") == content
-
-
 @pytest.mark.parametrize(
     ("text", "content"),
-    [("no box", None), ("\\boxed{1} and \\boxed{2", "1"), ("\\boxed{\\}}", "\\}"), ("\\boxed{7} \\fbox {42}", "42")],
+    [
+        ("no box", None),
+        ("} {\\boxed{3}", "3"),
+        ("\\boxed{1} and \\boxed{2", "1"),
+        ("\\boxed{\\}}", "\\}"),
+        ("\\boxed{7} \\fbox {42}", "42"),
+    ],
 )
 def test_the_last_box_is_the_last_whose_braces_close(text: str, content: str | None) -> None:
     assert last_box(text) == content
@@ -174,18 +186,16 @@ RECONSIDERED = "\\boxed{7}. Let me check that again, which is needed because I w
         ("any", "\\frac{8}{3}", ["The answer is 2 2/3."], ["It is -2 2/3, I think."]),
         ("any", "13", ["So $x = 13~\\mathrm{cm}$."], []),
         ("any", "1000000", ["The answer is $1\\,000\\,000$."], []),
-        ("any", "42", ["\\fbox{42}", "$$\\fbox{$42$}$$", "**Answer:** **42**"], ["\\boxed{\\foo 42}", ""]),
         (
             "any",
             "42",
-            [RECONSIDERED],
-            [],
+            [RECONSIDERED, "\\fbox{42}", "$$\\fbox{$42$}$$", "**Answer:** **42**"],
+            ["\\boxed{\\foo 42}", ""],
         ),
         ("any", "7", [], ["7 and then \\fbox{42}"]),
         ("any", "\\frac{1}{2^{99}}", [], ["It is $\\frac{1}{2^{98}}$."]),
         ("boxed", "42", ["\\fbox{42}", "\\boxed{7}, no, \\boxed{42}"], ["The answer is 42.", ""]),
-        ("boxed", "42", [], ["\\boxed{42}, no, \\boxed{7}"]),
-        ("boxed", "42", [], ["\\boxed{}", "I do not know."]),
+        ("boxed", "42", [], ["\\boxed{42}, no, \\boxed{7}", "\\boxed{}", "I do not know."]),
         ("answer_line", "42", ["So it is 42.\n\nAnswer: 42", "Answer: 41\nNo.\n**Answer:** $42$"], ["Answer:\n42"]),
         ("answer_line", "42", ["Answer: \\boxed{42}"], ["The answer is \\boxed{42}"]),
         ("choice", "B", ["\\boxed{B}", "\\boxed{\\text{(b)}}", "I think:\nAnswer: (B) a cat"], ["Because B is right."]),
@@ -215,6 +225,7 @@ WRAPPERS = st.sampled_from(
 )
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(st.integers(-(10**12), 10**12), SEPARATORS, UNITS, WRAPPERS)
 def test_separators_units_and_bold_change_no_number(number: int, separator: str, unit: str, wrapper: str) -> None:
     answer = f"\\boxed{{{wrapper.format(f'{number:,}'.replace(',', separator))}{unit}}}"
@@ -222,6 +233,7 @@ def test_separators_units_and_bold_change_no_number(number: int, separator: str,
     assert not _compare(str(number + 1), answer).correct
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(st.integers(0, 9999), st.integers(1, 9998), st.integers(2, 9999), st.sampled_from(["", "-"]))
 def test_a_mixed_number_is_the_sum_of_its_parts(whole: int, numerator: int, denominator: int, sign: str) -> None:
     assume(numerator < denominator and whole > 0)
@@ -256,23 +268,22 @@ def test_prose_is_refused_as_a_ground_truth_before_anything_runs(environment: Ma
     assert all(field.location == ("ground_truth",) and field.message.startswith(says) for field in refused)
 
 
-@pytest.mark.parametrize(
-    ("response", "form", "is_right"),
-    [
+def test_prose_is_compared_as_a_text_where_the_task_says_so() -> None:
+    truth = "all real numbers"
+    cases: list[tuple[str, AnswerForm, bool]] = [
         ("So: \\boxed{\\text{all  real numbers.}}", "boxed", True),
         ("All real\nnumbers.", "any", True),
         ("I think all real numbers", "any", False),
-        ("all real numbers", "boxed", False),
-        ("Answer: all real numbers", "answer_line", True),
+        (truth, "boxed", False),
+        (f"Answer: {truth}", "answer_line", True),
         ("", "any", False),
-    ],
-)
-def test_prose_is_compared_as_a_text_where_the_task_says_so(response: str, form: AnswerForm, is_right: bool) -> None:
+    ]
     with closing(MathEnvironment(text_answers=True)) as environment:
-        assert _refused_fields(environment.ExtraEnvInfo, [{"ground_truth": "all real numbers"}]) == []
-        info: Any = environment.ExtraEnvInfo.model_validate({"ground_truth": "all real numbers", "answer_form": form})
-        outcome = asyncio.run(environment.step(conversation(response), info))
-        assert outcome.reward == (RIGHT if is_right else WRONG)
+        assert _refused_fields(environment.ExtraEnvInfo, [{"ground_truth": truth}]) == []
+        for response, form, is_right in cases:
+            info: Any = environment.ExtraEnvInfo.model_validate({"ground_truth": truth, "answer_form": form})
+            outcome = asyncio.run(environment.step(conversation(response), info))
+            assert outcome.reward == (RIGHT if is_right else WRONG), response
 
 
 def test_the_right_choice_may_be_followed_by_words() -> None:
@@ -280,11 +291,6 @@ def test_the_right_choice_may_be_followed_by_words() -> None:
         assert _refused_fields(environment.ExtraEnvInfo, [{"ground_truth": "(B) the red ball"}]) == []
     assert _refused_fields(_MathInfo, [{"ground_truth": "(B) the red ball", "answer_form": "choice"}]) == []
     assert len(_refused_fields(_MathInfo, [{"ground_truth": "(B) the red ball"}])) == 1
-
-
-def test_a_ground_truth_that_is_no_choice_rejects_the_sample(environment: MathEnvironment) -> None:
-    with pytest.raises(SampleRejected, match="is not the letter of a choice: 'cat'"):
-        judge(environment, "\\boxed{B}", "cat", "choice")
 
 
 def test_the_format_has_a_reward_of_its_own() -> None:

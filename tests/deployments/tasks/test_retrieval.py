@@ -12,7 +12,6 @@ from deployments.tasks.retrieval import (
     NO_MORE_SEARCHES,
     NOTHING_FOUND,
     RetrievalEnvironment,
-    _answer_in,
     _Corpus,
     _Document,
     _read_corpus,
@@ -59,9 +58,7 @@ def test_two_searches_lead_to_the_answer(environment: RetrievalEnvironment) -> N
     assert played.metrics == {"searches": 2, "malformed_calls": 0, "found": 1.0}
 
 
-def test_searches_of_one_reply_are_answered_in_order(
-    environment: RetrievalEnvironment,
-) -> None:
+def test_searches_of_one_reply_are_answered_in_order(environment: RetrievalEnvironment) -> None:
     replies = [search("cats") + search(3) + '<tool_call>{"name": "find"}</tool_call>' + search("zebra"), "France"]
     played = play(environment, replies, QUESTION)
     results = tool_results(played)
@@ -84,21 +81,6 @@ def test_long_documents_are_cut(corpus: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "answer"),
-    [
-        ("The <answer> Rome </answer>", "Rome"),
-        ("<answer>a<answer>Rome</answer> b</answer>", "Rome"),
-        ("<answer>Rome</answer> <answer>a", "Rome"),
-        ("Rome</answer><answer>", "Rome</answer><answer>"),
-        ("\\boxed{a}\\boxed{Rome}", "Rome"),
-        (" Rome. ", "Rome."),
-    ],
-)
-def test_the_answer_is_in_a_box_or_in_tags_or_the_whole_reply(reply: str, answer: str) -> None:
-    assert _answer_in(reply) == answer
-
-
-@pytest.mark.parametrize(
     ("reply", "truth", "reward"),
     [
         ("", "A", 0.0),
@@ -112,6 +94,12 @@ def test_the_answer_is_in_a_box_or_in_tags_or_the_whole_reply(reply: str, answer
         ("\\boxed{!!!}", "!!!", 1.0),
         ("\\boxed{?}", "!!!", 0.0),
         (" ", "", 0.0),
+        ("The <answer> Rome </answer>", "Rome", 1.0),
+        ("<answer>it<answer>Rome</answer> is</answer>", "Rome", 1.0),
+        ("<answer>Rome</answer> <answer>it", "Rome", 1.0),
+        ("Rome</answer><answer>", "Rome</answer><answer>", 1.0),
+        ("\\boxed{it}\\boxed{Rome}", "Rome", 1.0),
+        (" Rome. ", "Rome.", 1.0),
     ],
 )
 def test_answers_are_compared_without_case_punctuation_and_articles(

@@ -3,7 +3,7 @@
 import pytest
 
 from deployments.tasks.llm_judge import ModelMissing
-from deployments.tasks.reward_model import RewardModelEnvironment, _sigmoid
+from deployments.tasks.reward_model import RewardModelEnvironment
 from rollout_env import ScriptedRewardModel, check, play
 
 SAMPLE = {"messages": [{"role": "user", "content": "Q"}], "extra_env_info": {}}
@@ -24,9 +24,8 @@ def test_the_score_of_the_whole_conversation_is_the_reward() -> None:
 
 
 def test_scores_can_be_scaled() -> None:
-    environment = RewardModelEnvironment(scaling="sigmoid")
-    assert play(scored(ScriptedRewardModel([0.0]), environment), ["A"], SAMPLE).total_reward == 0.5
-    assert (_sigmoid(1000), _sigmoid(-1000)) == (1.0, 0.0)
+    environment = scored(ScriptedRewardModel([0.0, 1000.0, -1000.0]), RewardModelEnvironment(scaling="sigmoid"))
+    assert [play(environment, ["A"], SAMPLE).total_reward for _ in range(3)] == [0.5, 1.0, 0.0]
 
 
 def test_a_config_that_does_not_say_which_model_keeps_it_from_starting() -> None:

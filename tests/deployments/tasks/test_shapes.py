@@ -23,7 +23,7 @@ from rollout_env.play import PlayResult
 
 SEED = 5
 seeds = st.integers(0, 2**63 - 1)
-sizes = st.integers(48, 200)
+sizes = st.integers(48, 120)
 scenes = st.tuples(seeds, sizes, st.integers(1, 9), st.integers(0, 7))
 WHITE = (255, 255, 255)
 Pixel = tuple[int, int]

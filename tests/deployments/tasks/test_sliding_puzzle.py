@@ -1,6 +1,5 @@
 """The sliding puzzle: its boards, its rules and what it says of bad states."""
 
-from collections import deque
 from typing import Any
 
 import pytest
@@ -9,12 +8,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from deployments.tasks.sliding_puzzle import (
-    DIRECTIONS,
     SlidingPuzzleEnvironment,
     SlidingPuzzleState,
     _board_text,
     _shuffled_board,
-    slide,
     solved_board,
 )
 from rollout_env import SampleRejected, StepOutcome, check, play
@@ -139,28 +136,10 @@ def test_a_shuffled_board_is_repeatable_and_not_solved(shuffle: tuple[int, int, 
     assert SlidingPuzzleState(board=board).board == board
 
 
-@given(st.permutations(range(4)))
-def test_a_2x2_board_is_taken_exactly_when_moves_lead_to_it(tiles: list[int]) -> None:
-    board = [tiles[:2], tiles[2:]]
-    reached, waiting = [solved_board(2)], deque([solved_board(2)])
-    while waiting:
-        current = waiting.popleft()
-        for after in (slide(current, direction) for direction in DIRECTIONS):
-            if after is not None and after not in reached:
-                reached.append(after)
-                waiting.append(after)
-    assert len(reached) == 12
-    if board in reached:
-        assert SlidingPuzzleState(board=board).board == board
-    else:
-        with pytest.raises(ValidationError, match=r"board cannot be solved by legal moves: \[\["):
-            SlidingPuzzleState(board=board)
-
-
-@given(st.integers(3, 5), st.integers(0, 1000))
+@given(st.integers(2, 5), st.integers(0, 1000))
 def test_a_board_with_two_tiles_swapped_is_refused(size: int, seed: int) -> None:
     board = _shuffled_board(size, seed, 30)
     row = next(index for index, tiles in enumerate(board) if 0 not in tiles)
     board[row][0], board[row][1] = board[row][1], board[row][0]
-    with pytest.raises(ValidationError, match="board cannot be solved"):
+    with pytest.raises(ValidationError, match=r"board cannot be solved by legal moves: \[\["):
         SlidingPuzzleState(board=board)

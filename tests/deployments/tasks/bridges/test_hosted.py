@@ -22,6 +22,7 @@ from deployments.tasks.bridges.hosted import (
 from rollout_env import OutcomeInvalid, SampleRejected, StepOutcome, TemporaryFailure, check, play
 from rollout_env.environment import forks_sessions
 from rollout_env.steps import validated_extra_env_info
+from tests.virtual_time import runs
 
 MODULE = "tests.deployments.tasks.bridges.hosted_environments"
 PROMPT = [{"role": "user", "content": "Q"}]
@@ -107,22 +108,20 @@ def test_sessions_are_held_by_the_host() -> None:
     check(environment, samples=2, max_block_s=30)
 
 
-def test_sessions_are_forked_where_the_hosted_environment_forks_them() -> None:
+@runs
+async def test_sessions_are_forked_where_the_hosted_environment_forks_them() -> None:
     environment = hosted("ForkedMemoryEnvironment")
     assert forks_sessions(environment)
     turns: Any = [*PROMPT, {"role": "assistant", "content": "a"}, {"role": "user", "content": "1"}]
     log = [*turns, {"role": "assistant", "content": "b"}]
 
-    async def story() -> None:
-        runner = StepRunner(environment, "tally", None)
-        step = StepRequest(log, {"until": 3}, step_id="f", session_id="f", turn=1, first_turn=1)
-        outcome = await runner.start(step, set())
-        assert isinstance(outcome, StepOutcome)
-        assert outcome.observations[0]["content"] == "2"
-        await runner.close()
-        await environment.close()
-
-    asyncio.run(asyncio.wait_for(story(), 60))
+    runner = StepRunner(environment, "tally", None)
+    step = StepRequest(log, {"until": 3}, step_id="f", session_id="f", turn=1, first_turn=1)
+    outcome = await runner.start(step, set())
+    assert isinstance(outcome, StepOutcome)
+    assert outcome.observations[0]["content"] == "2"
+    await runner.close()
+    await environment.close()
 
 
 def children() -> set[psutil.Process]:
@@ -130,44 +129,40 @@ def children() -> set[psutil.Process]:
     return set(psutil.Process().children())
 
 
-def test_a_host_that_dies_loses_the_step_and_is_started_again() -> None:
+@runs
+async def test_a_host_that_dies_loses_the_step_and_is_started_again() -> None:
     before = children()
     environment = hosted()
 
-    async def story() -> None:
-        runner = StepRunner(environment, "tally", None)
+    runner = StepRunner(environment, "tally", None)
 
-        def step(reply: str, rollout: str) -> StepRequest:
-            log: Any = [*PROMPT, {"role": "assistant", "content": reply}]
-            return StepRequest(log, {"until": 2}, step_id=rollout, session_id=rollout)
+    def step(reply: str, rollout: str) -> StepRequest:
+        log: Any = [*PROMPT, {"role": "assistant", "content": reply}]
+        return StepRequest(log, {"until": 2}, step_id=rollout, session_id=rollout)
 
-        lost, beside = await asyncio.gather(*(runner.start(step(reply, reply), set()) for reply in ("die", "wait")))
-        assert isinstance(lost, EnvironmentLost)
-        assert isinstance(beside, EnvironmentLost)
-        again = await runner.start(step("a", "again"), set())
-        assert not isinstance(again, RolloutFailure)
-        await runner.close()
-        await environment.close()
-
-    asyncio.run(asyncio.wait_for(story(), 60))
+    lost, beside = await asyncio.gather(*(runner.start(step(reply, reply), set()) for reply in ("die", "wait")))
+    assert isinstance(lost, EnvironmentLost)
+    assert isinstance(beside, EnvironmentLost)
+    again = await runner.start(step("a", "again"), set())
+    assert not isinstance(again, RolloutFailure)
+    await runner.close()
+    await environment.close()
     assert children() <= before
 
 
-def test_the_next_request_starts_a_host_that_has_died_and_only_one() -> None:
+@runs
+async def test_the_next_request_starts_a_host_that_has_died_and_only_one() -> None:
     before = children()
     environment = hosted()
 
-    async def story() -> None:
-        [child] = children() - before
-        child.kill()
-        child.wait(60)
-        info = environment.ExtraEnvInfo(until=2)
-        begun = await asyncio.gather(*(environment.start([], info) for _ in range(4)))
-        assert [each.observation for each in begun] == [[{"role": "user", "content": "Go."}]] * 4
-        assert len(children() - before) == 1
-        await environment.close()
-
-    asyncio.run(asyncio.wait_for(story(), 60))
+    [child] = children() - before
+    child.kill()
+    child.wait(60)
+    info = environment.ExtraEnvInfo(until=2)
+    begun = await asyncio.gather(*(environment.start([], info) for _ in range(4)))
+    assert [each.observation for each in begun] == [[{"role": "user", "content": "Go."}]] * 4
+    assert len(children() - before) == 1
+    await environment.close()
     assert children() <= before
 
 

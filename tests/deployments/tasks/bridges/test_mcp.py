@@ -236,9 +236,7 @@ def test_a_result_that_breaks_the_protocol_is_told_and_the_session_goes_on(whole
 TALKS = f"import runpy; print('[INFO] listening', flush=True); runpy.run_path({SERVER!r}, run_name='__main__')"
 
 
-def test_lines_that_a_server_logs_on_its_output_make_no_noise(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_lines_that_a_server_logs_on_its_output_make_no_noise(caplog: pytest.LogCaptureFixture) -> None:
     environment = McpEnvironment(_McpServer(command=sys.executable, args=["-c", TALKS]))
     assert played(environment, "42").rewards == {"reward": 1.0}
     noise = [record for record in caplog.records if record.exc_info and "JSONRPC" in str(record.exc_info[1])]

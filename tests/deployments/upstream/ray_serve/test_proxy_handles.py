@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,23 +49,25 @@ def asked(handles: _ProxyHandles, name: str = "a") -> bytes:
     return asyncio.run(handles.receive_asgi_messages(name, REQUEST))
 
 
-def test_a_request_of_a_proxy_that_was_started_again_reaches_it() -> None:
+def handles_of_dead_proxy() -> tuple[ScriptedActors, _ProxyHandles]:
+    """Handles that knew the proxy `a` when it died."""
     first = ScriptedProxy("1", {"r": b"first"})
     actors = ScriptedActors(a=first)
     handles = _ProxyHandles(actors.look_up, request_pacer().wait_for_turn)
     asked(handles)
     first.is_dead = True
+    return actors, handles
+
+
+def test_a_request_of_a_proxy_that_was_started_again_reaches_it() -> None:
+    actors, handles = handles_of_dead_proxy()
     actors.by_name["a"] = ScriptedProxy("2", {"r": b"second"})
     assert [asked(handles), asked(handles)] == [b"second", b"second"]
     assert actors.looked_up == ["a", "a"]
 
 
 def test_a_request_of_a_dead_proxy_hears_of_its_death() -> None:
-    first = ScriptedProxy("1", {"r": b"first"})
-    actors = ScriptedActors(a=first)
-    handles = _ProxyHandles(actors.look_up, request_pacer().wait_for_turn)
-    asked(handles)
-    first.is_dead = True
+    actors, handles = handles_of_dead_proxy()
     with pytest.raises(ActorDiedError):
         asked(handles)
     looked_up = len(actors.looked_up)
@@ -78,19 +80,13 @@ def test_a_request_of_a_dead_proxy_hears_of_its_death() -> None:
         asked(handles)
 
 
-@pytest.fixture
-def serves_own_property() -> Iterator[None]:
-    own = StreamingHTTPRequest.receive_asgi_messages
-    yield
-    StreamingHTTPRequest.receive_asgi_messages = own  # type: ignore[method-assign]
-
-
-@pytest.mark.usefixtures("serves_own_property")
 def test_requests_of_serve_share_the_handles(monkeypatch: pytest.MonkeyPatch) -> None:
     actors = ScriptedActors(a=ScriptedProxy("1", {"r": b"of a"}), b=ScriptedProxy("2", {"r": b"of b"}))
     monkeypatch.setattr(
         ray, "get_actor", lambda name, namespace: actors.look_up(name) if namespace == "serve" else None
     )
+    # Serve's own property is back after the test.
+    monkeypatch.setattr(StreamingHTTPRequest, "receive_asgi_messages", StreamingHTTPRequest.receive_asgi_messages)
     keep_proxy_handles(request_pacer().wait_for_turn)
     requests = [StreamingHTTPRequest({"type": "http"}, proxy_actor_name=name) for name in "aabab"]
     received: list[bytes] = []

@@ -5,10 +5,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from deployments.upstream.vllm import engine_progress
 from deployments.upstream.vllm.engine_progress import EngineMetrics
+from tests.fakes.instruments import Given, remembering
 
 pytestmark = pytest.mark.slow
 
-Given = list[tuple[str, dict[str, str], float]]
 REPLICA = {"ReplicaId": "b3x9k2"}
 
 
@@ -22,16 +22,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> CollectorRegistry:
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> Given:
     values: Given = []
-
-    class Instrument:
-        def __init__(self, name: str, _description: str, tag_keys: tuple[str, ...]) -> None:
-            self._name, self._tag_keys = name, tag_keys
-
-        def set(self, value: float, tags: dict[str, str]) -> None:
-            assert set(tags) == set(self._tag_keys)
-            values.append((self._name, tags, value))
-
-    monkeypatch.setattr(engine_progress, "Gauge", Instrument)
+    monkeypatch.setattr(engine_progress, "Gauge", remembering(values))
     return values
 
 

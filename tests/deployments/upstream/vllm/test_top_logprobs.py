@@ -16,9 +16,7 @@ from deployments.upstream.vllm.plugin import _keep_top_logprobs_beside_scores
 pytestmark = pytest.mark.slow
 
 
-def test_a_call_beside_a_score_has_its_most_probable_tokens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_call_beside_a_score_has_its_most_probable_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     # vLLM's own compiles for seconds; nothing here depends on it.
     monkeypatch.setattr(sampler, "batched_count_greater_than", lambda logprobs, _sampled: torch.zeros(len(logprobs)))
     originals = ("forward", "gather_specific_token_logprobs")
