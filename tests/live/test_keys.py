@@ -24,7 +24,8 @@ def test_a_key_plays_over_tls_and_another_one_only_reads(simulated: SimulatedSer
     assert simulated.url.startswith("https://127.0.0.1:")
     with simulated.client("trainer") as trainer:
         samples = trainer.example_samples("following", count=2)
-        assert [sample.status for sample in trainer.rollout(samples, max_rollout_turns=1).samples] == ["completed"] * 2
+        played = trainer.rollout(samples, max_rollout_turns=1, sampling={"max_new_tokens": 4}).samples
+        assert [sample.status for sample in played] == ["completed"] * 2
     with simulated.client("reader") as reader:
         assert "following" in reader.info().tasks
         with pytest.raises(RequestRejected) as rejected:
