@@ -167,7 +167,10 @@ async def test_a_switch_of_adapter_pauses_nothing() -> None:
 @virtual_time.test
 async def test_a_transfer_that_broke_off_ends_when_full_weights_are_swapped_in() -> None:
     silent = "the trainer sent nothing for 20 s"
-    answers = {"receive_transfer": [[(None, silent), (None, None)]], "abandon_transfer": [[(None, None)] * 2]}
+    answers: dict[str, Any] = {
+        "receive_transfer": [[(None, silent), (None, None)]],
+        "abandon_transfer": [[(None, None)] * 2],
+    }
     llm = full_weights(2, begin_saving=[[None, None]], **answers)
     updater = updater_of(llm)
     await updater.start_transfer(SwapOptions(), WEIGHTS)
