@@ -28,8 +28,6 @@ class Outcome:
     """By the number of the game."""
     twice: int = 0
     """Rollouts that came back once more."""
-    posted_again: int = 0
-    """Requests whose stream broke; they were posted again with their `Idempotency-Key`."""
     errors: list[str] = field(default_factory=list)
     """Requests that ended otherwise."""
     seconds: float = 0.0
@@ -77,7 +75,6 @@ class Games:
             try:
                 await self._follow(numbers, key)
             except StreamBroken:
-                self.outcome.posted_again += 1
                 continue
             except RolloutError as error:
                 self.outcome.errors.append(f"{type(error).__name__}: {error}")

@@ -21,7 +21,6 @@ from typing import Any
 
 import httpx
 from dotenv import dotenv_values
-from rich.console import Console
 
 from rollout_client.contract.info import Ready
 from rollout_client.contract.policy import PolicyState
@@ -30,6 +29,7 @@ from tests.endurance.chaos.counted_puzzle import counted_puzzle
 from tests.endurance.chaos.nodes.namespaces import BRIDGE_ADDRESS, Namespace, namespaces
 from tests.endurance.chaos.parts import TASK_NAME
 from tests.endurance.chaos.rounds import Struck
+from tests.endurance.program import console
 from tests.paths import SIMULATED_REPLICA
 
 HEAD, ASKED, OTHER = range(3)
@@ -180,7 +180,7 @@ def config_of_nodes(redis: str, steps_file: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def several_nodes(steps_file: Path, console: Console) -> Iterator[SeveralNodes]:
+def several_nodes(steps_file: Path) -> Iterator[SeveralNodes]:
     """Runs the service for the length of the block."""
     with (
         tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as name,
