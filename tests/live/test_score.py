@@ -8,9 +8,9 @@ import httpx
 import pytest
 import torch
 
-from benchmarks.reference_model import State, chosen, logprobs_of, logprobs_of_next
+from benchmarks.reference_model import State, chosen, logprobs_of, logprobs_of_next, token_ids_of
 from rollout_client import RolloutClient
-from rollout_client.contract.rollouts import SampleResult, Sampling
+from rollout_client.contract.rollouts import Sampling
 from tests.live.conftest import LIVE_TIMEOUT_S, ON_GPU_RUNNER
 from tests.live.forward_pass import model_of, perturbed, tiny_state
 from tests.live.played_with_weights import LOGPROB_TOLERANCE, SAME_WEIGHTS_TOLERANCE, play
@@ -26,10 +26,6 @@ ROUNDING = 2**-8
 def leaves_the_original_weights(client: RolloutClient) -> Iterator[None]:
     yield
     client.push_weights(tiny_state())
-
-
-def ids_of(result: SampleResult) -> list[int]:
-    return [token_id for message in result.message_log for token_id in message.token_ids]
 
 
 def mean_difference(logprobs: Sequence[float | None], said: torch.Tensor) -> float:
@@ -65,7 +61,7 @@ def test_scores_are_the_logprobs_of_transformers_under_pushed_weights(client: Ro
 
 def test_scores_of_rollouts_are_what_they_were_sampled_with(client: RolloutClient) -> None:
     results = play(client, 32, sampling=Sampling(temperature=1.0, max_new_tokens=48)).samples
-    scores = client.score([ids_of(result) for result in results]).scores
+    scores = client.score([token_ids_of(result) for result in results]).scores
     differences = []
     for result, score in zip(results, scores, strict=True):
         assert score.logprobs is not None

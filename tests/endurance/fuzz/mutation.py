@@ -98,6 +98,7 @@ def mutated_lines(body: bytes, draw: Random) -> bytes:
     lines = body.split(b"\n")
     place = draw.randrange(len(lines))
     line = lines[place]
-    others = [], [line] * draw.randint(2, 6), [mutated_bytes(line, draw)], [draw.choice(HOSTILE_LINES)]
-    lines[place : place + 1] = draw.choice((*others, draw.sample(lines, len(lines))))
+    others: list[list[bytes]] = [[], [line] * draw.randint(2, 6), draw.sample(lines, len(lines))]
+    others += [[mutated_bytes(line, draw)], [draw.choice(HOSTILE_LINES)]]
+    lines[place : place + 1] = draw.choice(others)
     return b"\n".join(lines)
