@@ -1,6 +1,6 @@
 """`POST /score` on the running service: its log-probabilities are those of transformers and of the rollouts."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,20 +12,16 @@ from benchmarks.reference_model import State, chosen, logprobs_of, logprobs_of_n
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import Sampling
 from tests.live.conftest import LIVE_TIMEOUT_S, ON_GPU_RUNNER
-from tests.live.forward_pass import model_of, perturbed, tiny_state
+from tests.live.forward_pass import model_of, perturbed
 from tests.live.played_with_weights import LOGPROB_TOLERANCE, SAME_WEIGHTS_TOLERANCE, play
+
+pytestmark = pytest.mark.usefixtures("leaves_the_original_weights")
 
 SEQUENCES = [[5, 17, 8, 31, 9, 2], list(range(200)), [3, 4]]
 WHILE_PUSHED = 40 if ON_GPU_RUNNER else 400
 """Sequences that are scored while weights are pushed: Triton's interpreter takes most of a minute for two dozen."""
 ROUNDING = 2**-8
 """What bfloat16 rounds, as a share: the tokens of these sequences are improbable, so their logits are large."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def leaves_the_original_weights(client: RolloutClient) -> Iterator[None]:
-    yield
-    client.push_weights(tiny_state())
 
 
 def mean_difference(logprobs: Sequence[float | None], said: torch.Tensor) -> float:
