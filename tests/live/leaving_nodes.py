@@ -111,14 +111,14 @@ def config_of(steps_file: Path) -> ServeDeploySchema:
     config = simulated_config({TASK_NAME: counted_puzzle(steps_file)}, jobs=None)
     [application] = config.applications
     application.args["engine"]["simulated"] = TIMING
-    on_leaving = {
+    on_leaving: dict[str, Any] = {
         "num_replicas": NODES,
         "max_replicas_per_node": 1,
         # As in serve_config.yaml: much longer than a notice.
         "graceful_shutdown_timeout_s": 600,
         "ray_actor_options": {"num_cpus": 0.1, "resources": {LEAVING: 1}},
     }
-    on_head = {"ray_actor_options": {"num_cpus": 0.1, "resources": {"head": 1}}}
+    on_head: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0.1, "resources": {"head": 1}}}
     places = {"Generator": on_leaving, TASK_NAME: on_leaving, "Ingress": on_head, "Policy": on_head}
     application.deployments = [
         DeploymentSchema.model_validate({"name": name, **options}) for name, options in places.items()
