@@ -18,6 +18,7 @@ from service.startup.config import free_port, read_config
 from tests.deployments.agents.harbor_rollouts import COMMAND, TASKS
 from tests.deployments.agents.test_harbor_program import works
 from tests.live.certificate import Certificate
+from tests.live.forward_pass import tiny_state
 from tests.live.services import CONFIG, RUNNING, SimulatedService, replicas_of, shared_simulated_config
 from tests.paths import REPOSITORY, SMALL_MODEL
 from tests.service_scheduling import TINY, group_of, place_in_group
@@ -141,6 +142,12 @@ def service_url(service_config: ServeDeploySchema) -> str:
 def client(service_url: str) -> Iterator[RolloutClient]:
     with RolloutClient(service_url) as rollout_client:
         yield rollout_client
+
+
+@pytest.fixture(scope="module")
+def leaves_the_original_weights(client: RolloutClient) -> Iterator[None]:
+    yield
+    client.push_weights(tiny_state())
 
 
 FEW_TOKENS = {"max_tokens": 64, "temperature": 0}

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from time import monotonic
@@ -22,17 +23,17 @@ import psutil
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
-from ray.serve.schema import ServeDeploySchema
+from ray.serve.schema import DeploymentSchema, ServeDeploySchema
 
 from rollout_client import AsyncRolloutClient
-from rollout_client.contract.rollouts import SampleInput, SampleResult, Sampling
-from service.startup.config import free_port
+from rollout_client.contract.rollouts import SampleInput, Sampling
 from service.startup.local_service import require_cluster_token
 from service.startup.processes import wait_for_ends
 from service.startup.readiness import deploy, deployments_not_ready
 from tests.endurance.chaos.counted_puzzle import StepLog, counted_puzzle, turns_done_again
 from tests.endurance.chaos.parts import TASK_NAME
-from tests.paths import REPOSITORY, SIMULATED_REPLICA
+from tests.endurance.soak.callers import calling
+from tests.live.services import simulated_config
 
 NODES = 3
 WITHIN_S = 8.0
@@ -105,86 +106,40 @@ class LeavingNode:
         wait_for_ends(ended, WITHIN_S)
 
 
-def config_of(port: int, steps_file: Path) -> ServeDeploySchema:
-    on_leaving = {
+def config_of(steps_file: Path) -> ServeDeploySchema:
+    """A generator and an environment on each node that leaves; everything else is on the head."""
+    config = simulated_config({TASK_NAME: counted_puzzle(steps_file)}, jobs=None)
+    [application] = config.applications
+    application.args["engine"]["simulated"] = TIMING
+    on_leaving: dict[str, Any] = {
         "num_replicas": NODES,
         "max_replicas_per_node": 1,
         # As in serve_config.yaml: much longer than a notice.
         "graceful_shutdown_timeout_s": 600,
         "ray_actor_options": {"num_cpus": 0.1, "resources": {LEAVING: 1}},
     }
-    on_head = {"ray_actor_options": {"num_cpus": 0.1, "resources": {"head": 1}}}
-    return ServeDeploySchema.model_validate(
-        {
-            "proxy_location": "HeadOnly",
-            "http_options": {"host": "127.0.0.1", "port": port},
-            "applications": [
-                {
-                    "name": "rollout",
-                    "import_path": "service.app:build",
-                    "route_prefix": "/",
-                    "args": {
-                        "engine": {
-                            "model": str(REPOSITORY / "models" / "tiny"),
-                            "max_model_len": 4096,
-                            "device": "cpu",
-                            "num_cpus": 0.1,
-                            "replica": SIMULATED_REPLICA,
-                            "simulated": TIMING,
-                        },
-                        "environments": {TASK_NAME: counted_puzzle(steps_file)},
-                        "jobs": None,
-                    },
-                    "deployments": [
-                        {"name": "Generator", **on_leaving},
-                        {"name": TASK_NAME, **on_leaving},
-                        {"name": "Ingress", **on_head},
-                        {"name": "Policy", **on_head},
-                    ],
-                }
-            ],
-        }
-    )
+    on_head: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0.1, "resources": {"head": 1}}}
+    places = {"Generator": on_leaving, TASK_NAME: on_leaving, "Ingress": on_head, "Policy": on_head}
+    application.deployments = [
+        DeploymentSchema.model_validate({"name": name, **options}) for name, options in places.items()
+    ]
+    return config
 
 
-class Load:
-    """Plays rollouts, as many at once as `AT_ONCE`, until it is stopped."""
-
-    def __init__(self, client: AsyncRolloutClient, findings: Findings) -> None:
-        self._client = client
-        self._findings = findings
-        self._numbers = count()
-        self._stopped = False
-
-    async def play(self) -> None:
-        [sample] = await self._client.example_samples(TASK_NAME, 1, seed=1)
-        async with asyncio.TaskGroup() as group:
-            for number in range(AT_ONCE):
-                group.create_task(self._play_on(sample, number / AT_ONCE * TOKENS_A_TURN * TIMING["time_per_token_s"]))
-
-    def stop(self) -> None:
-        self._stopped = True
-
-    async def _play_on(self, sample: SampleInput, first_after_s: float) -> None:
-        await asyncio.sleep(first_after_s)
-        while not self._stopped:
-            game = sample.model_copy(
-                update={"extra_env_info": {**(sample.extra_env_info or {}), "game": next(self._numbers)}}
-            )
-            sampling = Sampling(greedy=True, max_new_tokens=TOKENS_A_TURN)
-            response = await self._client.rollout([game], sampling=sampling, max_rollout_turns=TURNS, sample_retries=0)
-            self._note(response.samples[0])
-
-    def _note(self, result: SampleResult) -> None:
-        findings = self._findings
-        findings.rollouts += 1
-        if result.error is not None:
-            findings.errors.append(result.error.message)
-        if result.status == "error" or result.metrics.turn_gen_tokens != [TOKENS_A_TURN] * TURNS:
-            findings.lost += 1
-            return
-        moved = result.replay is not None and any(origin.start > 0 for origin in result.replay.generations)
-        findings.moved += moved
+async def play_one(client: AsyncRolloutClient, sample: SampleInput, findings: Findings, number: int) -> None:
+    if number < AT_ONCE:
+        await asyncio.sleep(number / AT_ONCE * TOKENS_A_TURN * TIMING["time_per_token_s"])
+    game = sample.model_copy(update={"extra_env_info": {**(sample.extra_env_info or {}), "game": number}})
+    sampling = Sampling(greedy=True, max_new_tokens=TOKENS_A_TURN)
+    response = await client.rollout([game], sampling=sampling, max_rollout_turns=TURNS, sample_retries=0)
+    [result] = response.samples
+    findings.rollouts += 1
+    if result.error is not None:
+        findings.errors.append(result.error.message)
+    if result.status == "error" or result.metrics.turn_gen_tokens != [TOKENS_A_TURN] * TURNS:
+        findings.lost += 1
+        return
+    findings.moved += result.replay is not None and any(origin.start > 0 for origin in result.replay.generations)
 
 
 async def until(holds: Any) -> None:
@@ -203,19 +158,16 @@ def is_whole(nodes: list[LeavingNode]) -> bool:
 async def rounds(findings: Findings, number_of_rounds: int, address: str, nodes: list[LeavingNode], url: str) -> None:
     numbers = count(NODES)
     async with AsyncRolloutClient(url) as client:
-        load = Load(client, findings)
-        playing = asyncio.create_task(load.play())
-        for _ in range(number_of_rounds):
-            assert not playing.done(), playing.exception()
-            leaving = nodes.pop(0)
-            # The machine that takes its place is ordered when the notice comes.
-            nodes.append(LeavingNode(address, next(numbers)))
-            await give_notice_to(leaving)
-            await until(lambda: is_whole(nodes))
-            await asyncio.sleep(BETWEEN_S)
-            findings.rounds += 1
-        load.stop()
-        await playing
+        [sample] = await client.example_samples(TASK_NAME, 1, seed=1)
+        async with calling([partial(play_one, client, sample, findings)] * AT_ONCE, findings.errors):
+            for _ in range(number_of_rounds):
+                leaving = nodes.pop(0)
+                # The machine that takes its place is ordered when the notice comes.
+                nodes.append(LeavingNode(address, next(numbers)))
+                await give_notice_to(leaving)
+                await until(lambda: is_whole(nodes))
+                await asyncio.sleep(BETWEEN_S)
+                findings.rounds += 1
 
 
 async def give_notice_to(node: LeavingNode) -> None:
@@ -227,14 +179,14 @@ async def give_notice_to(node: LeavingNode) -> None:
 
 
 def main(folder: Path, number_of_rounds: int) -> dict[str, Any]:
-    findings, steps_file, port = Findings(), folder / "steps", free_port()
+    findings, steps_file = Findings(), folder / "steps"
     require_cluster_token()
     head: dict[str, Any] = {"num_cpus": 4, "object_store_memory": 200 * 2**20, "resources": {"head": 10}}
     cluster: Any = Cluster(initialize_head=True, head_node_args=head)
     nodes: list[LeavingNode] = []
     try:
         ray.init(cluster.address, namespace="serve", log_to_driver=False)
-        config = config_of(port, steps_file)
+        config = config_of(steps_file)
         deploy(config)
         # One after the other: Serve gives its proxy up where a busy machine has not started it in time.
         for number in range(NODES):
@@ -242,7 +194,8 @@ def main(folder: Path, number_of_rounds: int) -> dict[str, Any]:
             asyncio.run(until(lambda: nodes[-1].node_id() is not None))
         for _ in deployments_not_ready(config):
             pass
-        asyncio.run(rounds(findings, number_of_rounds, cluster.address, nodes, f"http://127.0.0.1:{port}"))
+        url = f"http://127.0.0.1:{config.http_options.port}"
+        asyncio.run(rounds(findings, number_of_rounds, cluster.address, nodes, url))
     finally:
         serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()

@@ -37,6 +37,15 @@ def versions_of(results: list[SampleResult]) -> set[str]:
     return {span.version for result in results for m in result.message_log for span in m.weight_versions or ()}
 
 
+def generated(result: SampleResult) -> list[Any]:
+    return [message for message in result.message_log if message.generation_logprobs is not None]
+
+
+def tokens_of(result: SampleResult) -> list[tuple[str, str, list[int]]]:
+    """A log without its log-probabilities, whose last digits depend on what else is in the engine's batch."""
+    return [(message.role, message.content, message.token_ids) for message in result.message_log]
+
+
 def assert_of_weights(
     results: list[SampleResult], version: int | str, state: State, before: State | None = None
 ) -> None:

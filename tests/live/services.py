@@ -129,7 +129,6 @@ def shared_simulated_config(folder: Path, certificate: Certificate) -> ServeDepl
         "waiting": "waiting_environment:WaitingEnvironment",
         "holding": "holding_environment:HoldingEnvironment",
         "following": "following_environment:FollowingEnvironment",
-        "painting": "painting_environment:PaintingEnvironment",
         ENDLESS: "abandoned_rollouts:EndlessEnvironment",
     }
     config = simulated_config(
@@ -149,7 +148,7 @@ def shared_simulated_config(folder: Path, certificate: Certificate) -> ServeDepl
     # A replica that is shut down hands its steps over after half of this time.
     ending = {"graceful_shutdown_timeout_s": 4, "graceful_shutdown_wait_loop_s": 0.5}
     application.deployments = [
-        *replicas_of({"Ingress": REPLICAS, "Generator": 1, "following": 1, "painting": 1}),
+        *replicas_of({"Ingress": REPLICAS, "Generator": 1, "following": 1}),
         *replicas_of({"waiting": REPLICAS, "holding": REPLICAS, ENDLESS: 1}, **ending),
     ]
     return config

@@ -14,6 +14,7 @@ import openai
 import pytest
 from transformers import AutoTokenizer
 
+from benchmarks.reference_model import token_ids_of
 from rollout_client import AsyncRolloutClient, RolloutClient, Sampling
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.contract.sessions import SessionSample
@@ -25,7 +26,7 @@ from tests.endurance.session_laws.__main__ import play_sessions
 from tests.endurance.session_laws.log_probabilities import differences_to_score
 from tests.endurance.session_laws.random_agent import CALCULATOR
 from tests.live.played_by_agents import digest_of
-from tests.live.played_with_weights import SAME_WEIGHTS_TOLERANCE
+from tests.live.played_with_weights import SAME_WEIGHTS_TOLERANCE, generated
 from tests.live.running_service import (
     READY_WITHIN_S,
     replicas,
@@ -54,14 +55,6 @@ def session_of(client: RolloutClient, **options: Any) -> Iterator[tuple[Any, ope
         openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as model,
     ):
         yield session, model
-
-
-def ids_of(sample: SampleResult) -> list[int]:
-    return [token_id for message in sample.message_log for token_id in message.token_ids]
-
-
-def generated(sample: SampleResult) -> list[Any]:
-    return [message for message in sample.message_log if message.generation_logprobs is not None]
 
 
 def test_a_model_server_answers_with_ids_and_versions(small_url: str) -> None:
@@ -111,7 +104,7 @@ def test_a_conversation_with_tools_is_one_branch_of_the_engines_own_ids(client: 
         report = session.drift()
     begun = ids_and_response(first)
     assert prompt_of(second)[: len(begun)] == prompt_of(retried)[: len(begun)] == begun
-    assert [ids_of(branch) for branch in branches] == [ids_and_response(second), ids_and_response(retried)]
+    assert [token_ids_of(branch) for branch in branches] == [ids_and_response(second), ids_and_response(retried)]
     assert [branch.generation_ids for branch in branches] == [[first.id, second.id], [first.id, retried.id]]
     assert branches[1].shared_messages == [1]
     assert [branch.rewards for branch in branches] == [{"reward": 1.0, "tools": 0.5}, {"reward": 1.0}]
@@ -161,7 +154,7 @@ def test_every_api_records_the_same_tokens_streamed_or_not(small_url: str) -> No
 
     branches = asyncio.run(played())
     assert len(branches) == 6
-    assert len({tuple(ids_of(branch)) for branch in branches}) == 1
+    assert len({tuple(token_ids_of(branch)) for branch in branches}) == 1
     # vLLM's parser leaves the token that begins a thought in a streamed event of several tokens.
     thoughts = {generated(branch)[0].reasoning_content or "" for branch in branches}
     assert {thought.removeprefix("<think>") for thought in thoughts} == {"2+3=5"}
@@ -203,7 +196,7 @@ def test_a_developer_is_a_system_to_a_template_that_knows_none(client: RolloutCl
             rules: Any = {"role": role, "content": "Add the numbers."}
             model.chat.completions.create(model="any", messages=[rules, QUESTION])
             [branch] = session.samples()
-        prompts.append(ids_of(branch))
+        prompts.append(token_ids_of(branch))
     assert prompts[0] == prompts[1]
 
 
@@ -277,13 +270,17 @@ def test_rollouts_of_an_agent_have_the_tokens_that_it_was_answered_with(client: 
     for rollout in response.samples:
         assert (rollout.status, rollout.error, rollout.id) == ("completed", None, "mine")
         assert [message.role for message in rollout.message_log] == ["user", "assistant", "user", "assistant"]
-        assert rollout.rewards == {"calls": 2.0, "tokens": len(ids_of(rollout)), "digest": digest_of(ids_of(rollout))}
+        assert rollout.rewards == {
+            "calls": 2.0,
+            "tokens": len(token_ids_of(rollout)),
+            "digest": digest_of(token_ids_of(rollout)),
+        }
         for response_message in generated(rollout):
             assert len(response_message.generation_logprobs) == len(response_message.token_ids)
             assert [span.version for span in response_message.weight_versions] == [
                 generated(rollout)[0].weight_versions[0].version
             ]
-    assert len({tuple(ids_of(rollout)) for rollout in response.samples}) > 1
+    assert len({tuple(token_ids_of(rollout)) for rollout in response.samples}) > 1
     assert response.metrics["environment/agent_calls/mean"] == 2
     while not {session.id for session in client.sessions.all()} <= before:
         pass
@@ -341,7 +338,7 @@ def test_a_record_and_the_call_under_way_outlive_the_store_that_keeps_them(clien
         assert finish_reasons[-1] == "length"
         [after] = session.samples()
         info = session.info()
-        assert ids_of(after)[: len(ids_of(before))] == ids_of(before)
+        assert token_ids_of(after)[: len(token_ids_of(before))] == token_ids_of(before)
         assert [len(message.token_ids) for message in generated(after)][1:] == [200]
         assert (info.calls, info.calls_in_flight, info.branches) == (2, 0, 1)
 
@@ -396,7 +393,7 @@ def test_both_seats_of_a_game_have_the_engines_tokens_and_own_rewards(
     first, second = seats[:2]
     heard = escape_control_tokens(reply_text({"role": "assistant", "content": first.message_log[1].content}))
     assert heard in escape_control_tokens(second.message_log[0].content)
-    for seat, score in zip(seats, client.score(list(map(ids_of, seats))).scores, strict=True):
+    for seat, score in zip(seats, client.score(list(map(token_ids_of, seats))).scores, strict=True):
         assert score.logprobs is not None
         place = 0
         for message in seat.message_log:

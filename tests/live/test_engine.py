@@ -4,21 +4,16 @@ One engine for all tests; the last of them leaves it dead.
 """
 
 import asyncio
-import os
 import random
 from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
-from unittest.mock import patch
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file, save_file
-from vllm.envs import disable_envs_cache
 
-from benchmarks.bare_engine import engine_in
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
@@ -31,7 +26,8 @@ from rollout_client.contract.messages import PromptMessage
 from rollout_client.contract.rollouts import SampleResult
 from service.rollouts.loop import _play_sample
 from tests.deployments.generation.serving.vllm_layers import ServedEngine
-from tests.paths import REPOSITORY, TINY_MODEL
+from tests.live.engines import running_engine, tiny_settings
+from tests.paths import TINY_MODEL
 from tests.service.rollouts.playing import async_context
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, outcome
 
@@ -89,19 +85,13 @@ class Running:
 
 @pytest.fixture(scope="module")
 def settings() -> EngineSettings:
-    return engine_in(yaml.safe_load((REPOSITORY / "serve_config.cpu.yaml").read_text()))
+    return tiny_settings()
 
 
 @pytest.fixture(scope="module")
 def running(settings: EngineSettings) -> Iterator[Running]:
-    # vLLM sets variables of its own, which end with the patch.
-    with patch.dict(os.environ, settings.environment_variables), asyncio.Runner() as loop:
-        engine = loop.run(VLLMEngine.start(settings.engine_args() | {"max_num_seqs": 8}))
-        try:
-            yield Running(engine, loop, Path(settings.model))
-        finally:
-            engine.shutdown()
-            disable_envs_cache()
+    with running_engine(settings) as (engine, loop):
+        yield Running(engine, loop, Path(settings.model))
 
 
 def recipe(prompt: str, *stop_strings: str, max_new_tokens: int = 150) -> EpisodeRecipe:

@@ -1,30 +1,24 @@
 """Adapters on a real engine: which names of their matrices it takes, and what the canary sees of a change."""
 
-import asyncio
-import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
-import yaml
 from safetensors.torch import load_file, save_file
-from vllm.envs import disable_envs_cache
 
-from benchmarks.bare_engine import engine_in
 from benchmarks.reference_model import write_adapter
 from deployments.generation.adapters import ADAPTER_FILE, AdapterDoesNotFit, LoadedAdapter
 from deployments.generation.engine import VLLMEngine
-from deployments.generation.settings import EngineSettings
 from deployments.policy.assembly import write_renamed
 from deployments.policy.commands import SwapOptions
 from deployments.policy.preparation import _names_in_the_model
 from deployments.policy.weight_checks import layout_of
 from rollout_client.weights.safetensors_file import read_header
-from tests.paths import REPOSITORY, TINY_MODEL
+from tests.live.engines import RunningEngine, running_engine, tiny_settings
+from tests.paths import TINY_MODEL
 
 pytestmark = pytest.mark.long
 MODULE = "model.layers.0.self_attn.q_proj"
@@ -45,17 +39,9 @@ UNKNOWN = [
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[tuple[VLLMEngine, asyncio.Runner]]:
-    settings: EngineSettings = engine_in(yaml.safe_load((REPOSITORY / "serve_config.cpu.yaml").read_text()))
-    arguments = settings.engine_args() | {"max_num_seqs": 8, "enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
-    # vLLM sets variables of its own, which end with the patch.
-    with patch.dict(os.environ, settings.environment_variables), asyncio.Runner() as loop:
-        started = loop.run(VLLMEngine.start(arguments))
-        try:
-            yield started, loop
-        finally:
-            started.shutdown()
-            disable_envs_cache()
+def engine() -> Iterator[RunningEngine]:
+    with running_engine(tiny_settings(), enable_lora=True, max_loras=2, max_lora_rank=8) as started:
+        yield started
 
 
 def adapter(folder: Path, module: str = MODULE, scale: float = 1.0) -> Path:
@@ -90,9 +76,7 @@ async def logprobs(engine: VLLMEngine, folder: Path) -> Any:
         return await engine.canary.play(loaded)
 
 
-def test_names_of_wrapped_modules_reach_the_modules_that_they_name(
-    engine: tuple[VLLMEngine, asyncio.Runner], tmp_path: Path
-) -> None:
+def test_names_of_wrapped_modules_reach_the_modules_that_they_name(engine: RunningEngine, tmp_path: Path) -> None:
     llm, loop = engine
     folders = [as_stored(adapter(tmp_path / str(number), module)) for number, module in enumerate(MAPPED)]
     played = [loop.run(logprobs(llm, folder)) for folder in folders]
@@ -103,7 +87,7 @@ def test_names_of_wrapped_modules_reach_the_modules_that_they_name(
 
 @pytest.mark.parametrize("module", UNKNOWN)
 def test_matrices_of_no_module_of_the_model_are_refused_by_name(
-    engine: tuple[VLLMEngine, asyncio.Runner], tmp_path: Path, module: str
+    engine: RunningEngine, tmp_path: Path, module: str
 ) -> None:
     llm, loop = engine
     with pytest.raises(AdapterDoesNotFit, match=f"no module for {module}.lora_A.weight, {module}.lora_B.weight"):
@@ -112,7 +96,7 @@ def test_matrices_of_no_module_of_the_model_are_refused_by_name(
 
 @pytest.mark.parametrize(("scale", "is_unseen"), [(1.0, False), (0.0, True), (1e-30, True)])
 def test_an_adapter_may_be_zero_or_too_small_to_be_seen(
-    engine: tuple[VLLMEngine, asyncio.Runner], tmp_path: Path, scale: float, is_unseen: bool
+    engine: RunningEngine, tmp_path: Path, scale: float, is_unseen: bool
 ) -> None:
     llm, loop = engine
 
@@ -123,9 +107,7 @@ def test_an_adapter_may_be_zero_or_too_small_to_be_seen(
     assert loop.run(play()) is is_unseen
 
 
-def test_the_canary_tells_the_same_full_weights_from_others(
-    engine: tuple[VLLMEngine, asyncio.Runner], tmp_path: Path
-) -> None:
+def test_the_canary_tells_the_same_full_weights_from_others(engine: RunningEngine, tmp_path: Path) -> None:
     llm, loop = engine
     other = load_file(TINY_MODEL / "model.safetensors")
     name = "model.layers.0.mlp.up_proj.weight"

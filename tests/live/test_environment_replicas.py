@@ -30,17 +30,10 @@ def found(folder: Path, kind: str) -> int:
     return len(list(folder.glob(f"{kind}-*")))
 
 
-def samples(count: int, **state: float) -> list[SampleInput]:
-    return [
-        SampleInput.model_validate(
-            {
-                "task_name": "waiting",
-                "messages": [{"role": "user", "content": "Wait."}],
-                "extra_env_info": state,
-            }
-        )
-        for _ in range(count)
-    ]
+def samples(count: int, task_name: str = "waiting", **state: float) -> list[SampleInput]:
+    prompt = [{"role": "user", "content": "Go."}]
+    sample = {"task_name": task_name, "messages": prompt, "extra_env_info": state}
+    return [SampleInput.model_validate(sample) for _ in range(count)]
 
 
 def test_steps_of_one_instant_are_shared_evenly_from_the_first_request_on(
@@ -71,12 +64,6 @@ def test_one_call_carries_the_steps_of_a_request_in_lockstep(simulated_client: R
     assert len({sample.answer for sample in response.samples}) == 1
 
 
-def holding_samples(count: int, **state: int) -> list[SampleInput]:
-    prompt = [{"role": "user", "content": "Hold."}]
-    sample = {"task_name": "holding", "messages": prompt, "extra_env_info": state}
-    return [SampleInput.model_validate(sample) for _ in range(count)]
-
-
 def counts(sample: SampleResult) -> tuple[set[int], list[int]]:
     """The processes that stepped the rollout, and the counts that it was told."""
     told = [message.content.split(":") for message in sample.message_log if ":" in message.content]
@@ -102,8 +89,8 @@ def test_sessions_stay_at_their_replica_restart_if_it_dies_and_are_closed(
 
     async def played() -> list[SampleResult]:
         killing = asyncio.create_task(kill_once_all_wait())
-        samples = holding_samples(16, waits_at=3)
-        response = await asyncio.to_thread(simulated_client.rollout, samples, sampling={"max_new_tokens": 1})
+        holding = samples(16, "holding", waits_at=3)
+        response = await asyncio.to_thread(simulated_client.rollout, holding, sampling={"max_new_tokens": 1})
         await killing
         return response.samples
 
@@ -115,14 +102,14 @@ def test_sessions_stay_at_their_replica_restart_if_it_dies_and_are_closed(
         assert victim.pid not in processes
         assert told == [1, 2, 3, 4]
     asyncio.run(until(lambda: not found(folder, "open")))
-    endless = holding_samples(4, steps=10**6)
+    endless = samples(4, "holding", steps=10**6)
     cut = simulated_client.rollout(endless, deadline_s=2.0, max_rollout_turns=1000, sampling={"max_new_tokens": 1})
     assert {sample.status for sample in cut.samples} == {"deadline"}
     asyncio.run(until(lambda: not found(folder, "open")))
 
 
 def test_hanging_up_gives_up_the_steps_and_closes_the_sessions(simulated_client: RolloutClient, folder: Path) -> None:
-    endless = [*samples(8, seconds=600), *holding_samples(8, steps=10**6)]
+    endless = [*samples(8, seconds=600), *samples(8, "holding", steps=10**6)]
     with pytest.raises(RolloutTimeout):
         simulated_client.rollout(endless, max_rollout_turns=10**6, sampling={"max_new_tokens": 1}, timeout_s=6.0)
     asyncio.run(until(lambda: found(folder, "ended") == 8 and not found(folder, "open")))

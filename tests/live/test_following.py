@@ -2,7 +2,6 @@
 
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,10 @@ from tests.live.forward_pass import perturbed, tiny_state
 from tests.live.played_with_weights import assert_of_weights, play, versions_of
 from tests.live.running_service import replicas
 
+pytestmark = pytest.mark.usefixtures("leaves_the_original_weights")
+
 REFUSED_WITHIN_S = 60.0
 GONE_WITHIN_S = 60.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def leaves_the_original_weights(client: RolloutClient) -> Iterator[None]:
-    yield
-    client.push_weights(tiny_state())
 
 
 def next_version(client: RolloutClient) -> int:

@@ -4,14 +4,11 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from rollout_client import AsyncRolloutClient, Sampling
-from rollout_client.contract.rollouts import SampleResult
+from rollout_client.contract.rollouts import SampleInput
 from rollout_client.errors import RolloutError
 from tests.deployments.agents.harbor_rollouts import (
     KILLED,
@@ -21,13 +18,14 @@ from tests.deployments.agents.harbor_rollouts import (
     strike,
 )
 from tests.deployments.agents.test_harbor_program import works
+from tests.endurance.chaos.games import Games, Outcome
 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(not works(), reason="bubblewrap does not work on this machine"),
 ]
-ROLLOUTS, ROLLOUTS_A_REQUEST = 100, 25
+ROLLOUTS = 100
 RETRIES = 60
 STRUCK = {
     **KILLED,
@@ -39,55 +37,16 @@ PAUSES_S = {"replica": 12.0, "ingress": 12.0}
 GONE_WITHIN_S = 60.0
 
 
-class Rollouts:
-    """All rollouts in several streamed requests, which are posted again with their key when a stream breaks."""
-
-    def __init__(self, client: AsyncRolloutClient) -> None:
-        self.client = client
-        self.results: dict[int, SampleResult] = {}
-        self.changed: list[int] = []
-        self.doubled: list[int] = []
-        self.posted_again = 0
-
-    async def play(self) -> None:
-        numbers = range(ROLLOUTS)
-        await asyncio.gather(
-            *(self._play(numbers[begin : begin + ROLLOUTS_A_REQUEST]) for begin in numbers[::ROLLOUTS_A_REQUEST])
-        )
-
-    async def _play(self, numbers: Sequence[int]) -> None:
-        key = uuid4().hex
-        while True:
-            try:
-                await self._follow(numbers, key)
-            except RolloutError:
-                self.posted_again += 1
-                await asyncio.sleep(1)
-                continue
-            return
-
-    async def _follow(self, numbers: Sequence[int], key: str) -> None:
-        brought = Counter[int]()
-        samples = [sample_of(number, works_s=0.5) for number in numbers]
-        sampling = Sampling(greedy=True, max_new_tokens=8)
-        options: Any = {"sampling": sampling, "sample_retries": RETRIES, "idempotency_key": key}
-        async with self.client.stream(samples, **options) as rollouts:
-            async for position, result in rollouts.with_positions():
-                number = numbers[position]
-                brought[number] += 1
-                self.doubled += [number] if brought[number] > 1 else []
-                earlier = self.results.setdefault(number, result)
-                self.changed += [number] if earlier.rewards != result.rewards else []
-
-
 def test_under_kills_no_rollout_is_lost_or_doubled_and_no_sandbox_is_left(small_url: str) -> None:
     draw = random.Random(3)
     struck = Counter[str]()
 
-    async def run() -> Rollouts:
+    async def run() -> Outcome:
         async with AsyncRolloutClient(small_url, timeout_s=600) as client:
-            rollouts = Rollouts(client)
-            playing = asyncio.ensure_future(rollouts.play())
+            options = {"sampling": Sampling(greedy=True, max_new_tokens=8), "sample_retries": RETRIES}
+            samples = [SampleInput.model_validate(sample_of(number, works_s=0.5)) for number in range(ROLLOUTS)]
+            games = Games(client, samples, options, broken=RolloutError, counts=lambda result: result.rewards)
+            playing = asyncio.create_task(games.play())
             while not playing.done():
                 kind = min(STRUCK, key=lambda each: (struck[each], draw.random()))
                 if await asyncio.to_thread(strike, STRUCK[kind], draw):
@@ -95,15 +54,14 @@ def test_under_kills_no_rollout_is_lost_or_doubled_and_no_sandbox_is_left(small_
                     await asyncio.wait([playing], timeout=PAUSES_S.get(kind, draw.uniform(0.5, 2.0)))
                 else:
                     await asyncio.wait([playing], timeout=0.1)
-            await playing
-            return rollouts
+            return await playing
 
-    rollouts = asyncio.run(run())
-    assert (len(rollouts.results), rollouts.doubled, rollouts.changed) == (ROLLOUTS, [], [])
-    outcomes = {number: (result.status, result.rewards, result.error) for number, result in rollouts.results.items()}
-    assert outcomes == {number: ("completed", {"reward": reward_of(number)}, None) for number in range(ROLLOUTS)}
+    outcome = asyncio.run(run())
+    assert (outcome.twice, outcome.errors) == (0, [])
+    results = {number: (result.status, result.rewards, result.error) for number, result in outcome.results.items()}
+    assert results == {number: ("completed", {"reward": reward_of(number)}, None) for number in range(ROLLOUTS)}
     assert min(struck[kind] for kind in STRUCK) >= 2, struck
-    assert rollouts.posted_again > 0
+    assert outcome.posted_again > 0
     ended_at = time.monotonic()
     while left := list(processes_with(KILLED["sandbox"])):
         assert time.monotonic() - ended_at < GONE_WITHIN_S, left

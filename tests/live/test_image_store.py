@@ -9,7 +9,6 @@ from PIL import Image
 
 from deployments.protocols.images import name_of_image
 from rollout_client import RequestRejected, RolloutClient
-from tests.live.painting_environment import painted
 from tests.live.running_service import processes, replicas, shared_bytes
 from tests.live.services import IMAGES_BYTES
 
@@ -38,19 +37,6 @@ def test_an_image_outlives_its_store(simulated_client: RolloutClient) -> None:
     assert simulated_client.upload_image(image) == name
     [after] = replicas("Images")
     assert after.pid != store.pid
-
-
-def test_what_an_environment_shows_is_kept_by_its_name(simulated_client: RolloutClient) -> None:
-    colors = ["red", "blue"]
-    sample = {"messages": [{"role": "user", "content": "Show."}], "extra_env_info": {"colors": colors}}
-    played = simulated_client.rollout([{"task_name": "painting", **sample}], sampling={"max_new_tokens": 4})
-    # A simulated engine sees nothing.
-    [error] = [result.error for result in played.samples]
-    assert error is not None
-    assert "takes no images" in error.message
-    assert [simulated_client.image(name_of_image(painted(color))) for color in colors] == [
-        painted(color) for color in colors
-    ]
 
 
 def test_images_that_went_for_others_leave_rays_memory(simulated_client: RolloutClient) -> None:

@@ -1,24 +1,20 @@
 """Images in the prompts of a real engine: a random Idefics3, against transformers with the same pixels."""
 
 import asyncio
-import os
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from vllm.envs import disable_envs_cache
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import GenerationRejected
 from deployments.generation import engine_images
 from deployments.generation.engine import VLLMEngine
-from deployments.generation.settings import EngineSettings
 from deployments.policy.commands import SwapOptions
 from deployments.protocols.chat import ChatOptions
 from deployments.protocols.generation import GenerationRequest, SamplingOptions
@@ -31,6 +27,7 @@ from service.rollouts.loop import RolloutContext, _play_sample
 from service.rollouts.messages import ImageReader
 from service.rollouts.pacing import Schedule
 from tests.fakes.image_store import ImagesInProcess
+from tests.live.engines import RunningEngine, float32_settings, running_engine
 from tests.live.prefix_cache import found_in_prefix_cache
 from tests.live.test_engine import EngineGenerator
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment
@@ -59,32 +56,14 @@ def images() -> ImagesInProcess:
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path, images: ImagesInProcess) -> Iterator[tuple[VLLMEngine, asyncio.Runner]]:
+def engine(folder: Path, images: ImagesInProcess) -> Iterator[RunningEngine]:
     with seeing_engine(folder, images) as started:
         yield started
 
 
-@contextmanager
-def seeing_engine(folder: Path, images: ImageStore) -> Iterator[tuple[VLLMEngine, asyncio.Runner]]:
-    given: dict[str, Any] = {
-        "device": "cpu",
-        "model": str(folder),
-        "dtype": "float32",
-        "max_model_len": 1500,
-        "max_num_seqs": 8,
-        "enforce_eager": True,
-        "kv_cache_memory_bytes": 2**25,
-        "enable_chunked_prefill": False,
-        "max_num_batched_tokens": 1500,
-    }
-    settings = EngineSettings.model_validate(given)
-    with patch.dict(os.environ, settings.process_variables), asyncio.Runner() as loop:
-        engine = loop.run(VLLMEngine.start(settings.engine_args(), images=images))
-        try:
-            yield engine, loop
-        finally:
-            engine.shutdown()
-            disable_envs_cache()
+def seeing_engine(folder: Path, images: ImageStore) -> AbstractContextManager[RunningEngine]:
+    settings = float32_settings(folder, 1500, enable_chunked_prefill=False, max_num_batched_tokens=1500)
+    return running_engine(settings, images)
 
 
 async def play(
@@ -134,7 +113,7 @@ CUTS_S = [0.02, 0.01, 0.03, 0.02]
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (0, *range(2, 12)))])
 def test_conversations_with_pictures_have_the_logprobs_of_transformers(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, seed: int
+    engine: RunningEngine, images: ImagesInProcess, folder: Path, seed: int
 ) -> None:
     running, loop = engine
     seen = SeenByTransformers(folder)
@@ -146,7 +125,7 @@ def test_conversations_with_pictures_have_the_logprobs_of_transformers(
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))])
 def test_an_interrupted_conversation_with_pictures_goes_on_unchanged(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, seed: int
+    engine: RunningEngine, images: ImagesInProcess, folder: Path, seed: int
 ) -> None:
     running, loop = engine
     whole, cut = (
@@ -161,7 +140,7 @@ def generated_ids(result: SampleResult) -> list[Sequence[int]]:
 
 
 def differences_of_batch(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, padding_side: PaddingSide
+    engine: RunningEngine, images: ImagesInProcess, folder: Path, padding_side: PaddingSide
 ) -> torch.Tensor:
     """Of each generated token: the log-probability that a trainer computes of a batch, less the recorded one."""
     running, loop = engine
@@ -180,7 +159,7 @@ def differences_of_batch(
 
 
 def test_a_picture_is_read_once_and_its_tokens_are_those_of_each_tile(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess
+    engine: RunningEngine, images: ImagesInProcess
 ) -> None:
     running, loop = engine
     names = loop.run(images.put([picture(64, 64, 77), picture(90, 40, 78), picture(64, 64, 77)]))
@@ -193,7 +172,7 @@ def test_a_picture_is_read_once_and_its_tokens_are_those_of_each_tile(
 
 
 def test_a_picture_that_prompts_go_on_showing_counts_as_used_in_the_store(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, monkeypatch: pytest.MonkeyPatch
+    engine: RunningEngine, images: ImagesInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running, loop = engine
     names = loop.run(images.put([picture(64, 64, 81)]))
@@ -211,7 +190,7 @@ def test_a_picture_that_prompts_go_on_showing_counts_as_used_in_the_store(
     assert images.read == names * 3
 
 
-def test_what_is_no_picture_is_refused(engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess) -> None:
+def test_what_is_no_picture_is_refused(engine: RunningEngine, images: ImagesInProcess) -> None:
     running, loop = engine
     names = loop.run(images.put([b"no picture", picture(64, 64, 80)[:300]]))
     for name in names:
@@ -219,9 +198,7 @@ def test_what_is_no_picture_is_refused(engine: tuple[VLLMEngine, asyncio.Runner]
             loop.run(running.image_tokens([name]))
 
 
-def test_other_tokens_in_the_place_of_an_image_are_refused(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess
-) -> None:
+def test_other_tokens_in_the_place_of_an_image_are_refused(engine: RunningEngine, images: ImagesInProcess) -> None:
     running, loop = engine
     [name] = loop.run(images.put([picture(64, 64, 79)]))
     [tokens] = loop.run(running.image_tokens([name]))
@@ -238,7 +215,7 @@ def test_other_tokens_in_the_place_of_an_image_are_refused(
 
 
 def test_a_later_turn_finds_what_the_engine_has_computed_of_the_pictures(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess
+    engine: RunningEngine, images: ImagesInProcess
 ) -> None:
     running, loop = engine
     names = loop.run(images.put([picture(64, 64, seed) for seed in (90, 91, 92)]))
@@ -266,7 +243,7 @@ def test_a_later_turn_finds_what_the_engine_has_computed_of_the_pictures(
 
 
 def test_pushed_weights_of_language_and_vision_see_the_pictures(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, tmp_path: Path
+    engine: RunningEngine, images: ImagesInProcess, folder: Path, tmp_path: Path
 ) -> None:
     running, loop = engine
     original = load_file(folder / "model.safetensors")
@@ -295,7 +272,7 @@ def test_pushed_weights_of_language_and_vision_see_the_pictures(
 
 
 def test_weights_pushed_beside_a_kept_prefix_cache_see_known_pictures(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, tmp_path: Path
+    engine: RunningEngine, images: ImagesInProcess, folder: Path, tmp_path: Path
 ) -> None:
     running, loop = engine
     original = load_file(folder / "model.safetensors")

@@ -19,7 +19,6 @@ from vllm.tokenizers import cached_tokenizer_from_config
 
 from benchmarks.reference_model import load, perturbed
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.generation.engine import VLLMEngine
 from deployments.generation.engine_images import EngineImages
 from deployments.policy.assembly import write_completed
 from deployments.policy.commands import SwapOptions
@@ -32,6 +31,7 @@ from rollout_client.tensors.images import TOKEN_TYPES
 from rollout_client.weights.sources import full_weights
 from tests.clients.scripted_service import result
 from tests.fakes.image_store import ImagesInProcess
+from tests.live.engines import RunningEngine
 from tests.live.prefix_cache import found_in_prefix_cache
 from tests.live.test_images import BLOCK, CUTS_S, NEAR, SIZES, differences_of_batch, play, seeing_engine
 from tests.vision_families import FAMILIES
@@ -55,7 +55,7 @@ def images() -> ImagesInProcess:
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path, images: ImagesInProcess) -> Iterator[tuple[VLLMEngine, asyncio.Runner]]:
+def engine(folder: Path, images: ImagesInProcess) -> Iterator[RunningEngine]:
     with seeing_engine(folder, images) as started:
         yield started
 
@@ -110,7 +110,7 @@ def processing_llm(folder: Path) -> Any:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_conversations_have_the_logprobs_of_transformers(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, seed: int
+    engine: RunningEngine, images: ImagesInProcess, folder: Path, seed: int
 ) -> None:
     running, loop = engine
     seen = SeenByTransformers(folder)
@@ -121,7 +121,7 @@ def test_random_conversations_have_the_logprobs_of_transformers(
 
 
 def test_a_conversation_that_is_played_again_is_found_in_the_prefix_cache(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path
+    engine: RunningEngine, images: ImagesInProcess, folder: Path
 ) -> None:
     running, loop = engine
     found, results = [], []
@@ -138,13 +138,13 @@ def test_a_conversation_that_is_played_again_is_found_in_the_prefix_cache(
 
 @pytest.mark.parametrize("padding_side", ["left", "right"])
 def test_a_trainer_recomputes_the_log_probabilities_of_a_batch(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, padding_side: PaddingSide
+    engine: RunningEngine, images: ImagesInProcess, folder: Path, padding_side: PaddingSide
 ) -> None:
     assert differences_of_batch(engine, images, folder, padding_side).abs().max() < NEAR
 
 
 def test_pushed_modules_of_either_tower_or_of_both_generate(
-    engine: tuple[VLLMEngine, asyncio.Runner], images: ImagesInProcess, folder: Path, tmp_path: Path
+    engine: RunningEngine, images: ImagesInProcess, folder: Path, tmp_path: Path
 ) -> None:
     running, loop = engine
     layout = layout_of(folder)

@@ -1,6 +1,6 @@
 """New weights for the running service: what every token is of then, and what refuses to become current."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,11 @@ from tests.live.played_with_weights import (
 )
 from tests.live.running_service import replicas
 
+pytestmark = pytest.mark.usefixtures("leaves_the_original_weights")
+
 NORM = "model.norm.weight"
 BABBLING = Sampling(temperature=1.5, max_new_tokens=96, ignore_eos=True)
 """Hot enough for long generations."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def leaves_the_original_weights(client: RolloutClient) -> Iterator[None]:
-    yield
-    client.push_weights(tiny_state())
 
 
 def put(client: RolloutClient, version: int, **options: Any) -> httpx.Response:

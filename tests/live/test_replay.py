@@ -4,8 +4,6 @@ The engine on processors computes a generation beside others with other rounding
 equal to the bit are played one after the other, as they are replayed.
 """
 
-import logging
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import SampleResult, Sampling
 from tests.live.forward_pass import adapter_folder, perturbed, tiny_state
 
-logger = logging.getLogger(__name__)
 ROLLOUTS = 500
 TURNS = 3
 GREEDY = Sampling(greedy=True, max_new_tokens=12)
@@ -44,9 +41,7 @@ def test_a_replay_has_equal_tokens_and_log_probabilities(client: RolloutClient, 
 def test_five_hundred_rollouts_are_equal_through_pushes_and_with_adapters(
     client: RolloutClient, tmp_path: Path
 ) -> None:
-    verdicts: Counter[str] = Counter()
-    largest = 0.0
-    tokens = 0
+    unequal: list[str] = []
     adapter_folder(tmp_path / "run-r", 5)
     for stage in range(5):
         client.push_weights(perturbed(stage) if stage else tiny_state())
@@ -56,10 +51,6 @@ def test_five_hundred_rollouts_are_equal_through_pushes_and_with_adapters(
             sampling = GREEDY if number % 2 else SEEDED.model_copy(update={"seed": number})
             result = played(client, number, sampling, policy=policy)
             again = client.replay(result)
-            verdicts[again.verdict] += 1
-            largest = max(largest, again.largest_difference or 0.0)
-            tokens += again.tokens
             if again.verdict != "equal":
-                logger.error("%s.%s: %s", stage, number, again.model_dump_json(exclude_none=True))
-    logger.info("%s, %s tokens, largest difference %s", dict(verdicts), tokens, largest)
-    assert verdicts == {"equal": ROLLOUTS}
+                unequal.append(f"{stage}.{number}: {again.model_dump_json(exclude_none=True)}")
+    assert unequal == []

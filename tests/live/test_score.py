@@ -1,6 +1,6 @@
 """`POST /score` on the running service: its log-probabilities are those of transformers and of the rollouts."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -8,28 +8,20 @@ import httpx
 import pytest
 import torch
 
-from benchmarks.reference_model import State, chosen, logprobs_of, logprobs_of_next
+from benchmarks.reference_model import State, chosen, logprobs_of, logprobs_of_next, token_ids_of
 from rollout_client import RolloutClient
-from rollout_client.contract.rollouts import SampleResult, Sampling
+from rollout_client.contract.rollouts import Sampling
 from tests.live.conftest import LIVE_TIMEOUT_S, ON_GPU_RUNNER
-from tests.live.forward_pass import model_of, perturbed, tiny_state
+from tests.live.forward_pass import model_of, perturbed
 from tests.live.played_with_weights import LOGPROB_TOLERANCE, SAME_WEIGHTS_TOLERANCE, play
+
+pytestmark = pytest.mark.usefixtures("leaves_the_original_weights")
 
 SEQUENCES = [[5, 17, 8, 31, 9, 2], list(range(200)), [3, 4]]
 WHILE_PUSHED = 40 if ON_GPU_RUNNER else 400
 """Sequences that are scored while weights are pushed: Triton's interpreter takes most of a minute for two dozen."""
 ROUNDING = 2**-8
 """What bfloat16 rounds, as a share: the tokens of these sequences are improbable, so their logits are large."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def leaves_the_original_weights(client: RolloutClient) -> Iterator[None]:
-    yield
-    client.push_weights(tiny_state())
-
-
-def ids_of(result: SampleResult) -> list[int]:
-    return [token_id for message in result.message_log for token_id in message.token_ids]
 
 
 def mean_difference(logprobs: Sequence[float | None], said: torch.Tensor) -> float:
@@ -65,7 +57,7 @@ def test_scores_are_the_logprobs_of_transformers_under_pushed_weights(client: Ro
 
 def test_scores_of_rollouts_are_what_they_were_sampled_with(client: RolloutClient) -> None:
     results = play(client, 32, sampling=Sampling(temperature=1.0, max_new_tokens=48)).samples
-    scores = client.score([ids_of(result) for result in results]).scores
+    scores = client.score([token_ids_of(result) for result in results]).scores
     differences = []
     for result, score in zip(results, scores, strict=True):
         assert score.logprobs is not None

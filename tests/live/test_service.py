@@ -4,18 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
+from benchmarks.reference_model import token_ids_of
 from rollout_client import RolloutClient
 from rollout_client.cli.app import app
-from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import RolloutResponse, SampleInput, SampleResult, Sampling
 from rollout_client.results import resumed
 from tests.live.forward_pass import logprob_differences, model_of, tiny_state
-from tests.live.played_with_weights import SAME_WEIGHTS_TOLERANCE
+from tests.live.played_with_weights import SAME_WEIGHTS_TOLERANCE, generated, tokens_of
 from tests.paths import TINY_MODEL
 
 TEMPERATURE = 0.8
@@ -42,15 +41,6 @@ def mixed(client: RolloutClient, mixed_samples: list[SampleInput]) -> RolloutRes
     return client.rollout(mixed_samples, num_generations=2, sampling=sampling, max_rollout_turns=6)
 
 
-def tokens_of(result: SampleResult) -> list[tuple[str, str, list[int]]]:
-    """A log without its log-probabilities, whose last digits depend on what else is in the engine's batch."""
-    return [(message.role, message.content, message.token_ids) for message in result.message_log]
-
-
-def generated(result: SampleResult) -> list[Message]:
-    return [message for message in result.message_log if message.generation_logprobs is not None]
-
-
 def test_results_come_back_in_input_order_with_their_groups_together(mixed: RolloutResponse) -> None:
     assert [(result.idx, result.generation_index) for result in mixed.samples] == [
         (idx, generation) for idx in range(16) for generation in range(2)
@@ -73,8 +63,8 @@ def test_a_log_decodes_to_the_templates_rendering_of_the_conversation(mixed: Rol
         if any(message.finish_reason == "length" for message in generated(result)):
             continue
         chat = [{"role": message.role, "content": message.content} for message in result.message_log]
-        ids = [token_id for message in result.message_log for token_id in message.token_ids]
-        assert tokenizer.decode(ids) == tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        rendered = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        assert tokenizer.decode(token_ids_of(result)) == rendered
 
 
 def test_a_game_that_is_cut_and_posted_back_ends_as_the_uncut_one(client: RolloutClient) -> None:
@@ -152,46 +142,18 @@ def test_the_embedded_model_is_neither_hopeless_nor_perfect(client: RolloutClien
     assert 0.20 <= solved("sliding_puzzle", 50) <= 0.95
 
 
-def test_every_token_is_under_a_weight_version(mixed: RolloutResponse) -> None:
-    for result in mixed.samples:
-        for message in generated(result):
-            spans = [(span.version, span.start, span.end) for span in message.weight_versions or []]
-            assert spans == [(mixed.policy.current, 0, len(message.token_ids))]
-    assert mixed.policy.oldest == mixed.policy.newest == mixed.policy.current
-
-
-def test_a_stream_brings_each_sample_once_and_then_the_summary(
-    mixed: RolloutResponse, mixed_samples: list[SampleInput], service_url: str
-) -> None:
-    body = {
-        "samples": [sample.model_dump(exclude_unset=True) for sample in mixed_samples],
-        "num_generations": 2,
-        "sampling": {"temperature": TEMPERATURE, "max_new_tokens": 48, "seed": 7},
-        "max_rollout_turns": 6,
-    }
-    answer = httpx.post(
-        f"{service_url}/rollout", json=body, headers={"accept": "application/x-ndjson"}, timeout=60
-    ).text
-    *samples, last = [json.loads(line) for line in answer.strip().split("\n")]
-    assert sorted(line["position"] for line in samples) == list(range(32))
-    assert last.keys() == {"summary"}
-    assert last["summary"]["metrics"].keys() == mixed.metrics.keys()
-    [tokens] = last["summary"]["metrics"]["per_worker_token_counts"].values()
-    assert tokens == last["summary"]["metrics"]["total_generated_tokens"]
-
-
 def test_a_large_answer_comes_as_arrow_what_it_is_as_json(client: RolloutClient) -> None:
     games = client.example_samples("sliding_puzzle", 64, seed=3)
     greedy: dict[str, Any] = {"sampling": Sampling(greedy=True, max_new_tokens=48), "max_rollout_turns": 4}
     as_json = client.rollout(games, **greedy)
     as_arrow = client.rollout_arrow(games, **greedy).to_response()
     assert sum(len(message.token_ids) for sample in as_json.samples for message in sample.message_log) > 8192
-    assert token_ids_of(as_arrow.samples) == token_ids_of(as_json.samples)
+    assert ids_by_message(as_arrow.samples) == ids_by_message(as_json.samples)
     for name in ("total_generated_tokens", "per_worker_token_counts"):
         assert as_arrow.metrics[name] == as_json.metrics[name]
 
 
-def token_ids_of(samples: list[SampleResult]) -> list[list[list[int]]]:
+def ids_by_message(samples: list[SampleResult]) -> list[list[list[int]]]:
     return [[message.token_ids for message in sample.message_log] for sample in samples]
 
 

@@ -9,22 +9,20 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
-from vllm.envs import disable_envs_cache
 
-from benchmarks.reference_model import logprobs_of_next
+from benchmarks.reference_model import logprobs_of_next, token_ids_of
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.generation.engine import VLLMEngine
-from deployments.generation.settings import EngineSettings
 from deployments.protocols.generation import IncludedColumns, SamplingOptions
 from rollout_client.contract.messages import Message, PackedNumbers
 from rollout_client.contract.rollouts import SampleResult
 from rollout_client.contract.sessions import SessionSample
 from tests.deployments.generation.serving.vllm_layers import ServedEngine
+from tests.live.engines import RunningEngine, float32_settings, running_engine
 from tests.live.test_engine import EngineGenerator, played
 from tests.model_families import EXPERTS, SIZES, random_model, save_with_tokenizer
 from tests.service.scripted import EpisodeRecipe
@@ -42,25 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[tuple[VLLMEngine, asyncio.Runner]]:
-    given: dict[str, Any] = {
-        "device": "cpu",
-        "model": str(folder),
-        "dtype": "float32",
-        "max_model_len": 512,
-        "max_num_seqs": 8,
-        "enforce_eager": True,
-        "kv_cache_memory_bytes": 2**25,
-        "enable_return_routed_experts": ON_GPU_RUNNER,
-    }
-    settings = EngineSettings.model_validate(given)
-    with patch.dict(os.environ, settings.process_variables), asyncio.Runner() as loop:
-        engine = loop.run(VLLMEngine.start(settings.engine_args()))
-        try:
-            yield engine, loop
-        finally:
-            engine.shutdown()
-            disable_envs_cache()
+def engine(folder: Path) -> Iterator[RunningEngine]:
+    with running_engine(float32_settings(folder, 512, enable_return_routed_experts=ON_GPU_RUNNER)) as started:
+        yield started
 
 
 def recipe(folder: Path, sampling: SamplingOptions) -> EpisodeRecipe:
@@ -114,18 +96,18 @@ def check_numbers(result: SampleResult, logprobs: torch.Tensor) -> int:
 
 @pytest.mark.parametrize("sampling", [{}, {"top_k": 5}, {"top_k": 40, "top_p": 0.6}, {"top_k": 30, "min_p": 0.3}])
 def test_a_trainer_recomputes_the_logprobs_within_the_sampled_distribution(
-    engine: tuple[VLLMEngine, asyncio.Runner], folder: Path, sampling: dict[str, Any]
+    engine: RunningEngine, folder: Path, sampling: dict[str, Any]
 ) -> None:
     running, loop = engine
     options = SamplingOptions(temperature=TEMPERATURE, ignore_eos=True, seed=1, **sampling)
     for cuts_s in ([], [0.02, 0.03, 0.05]):
         result = loop.run(played(recipe(folder, options), EngineGenerator(running, cuts_s)))
         assert result.error is None
-        ids = torch.tensor([id_ for message in result.message_log for id_ in message.token_ids])
+        ids = torch.tensor(token_ids_of(result))
         assert check_numbers(result, logprobs_of_next(random_model(FAMILY, 0), ids, TEMPERATURE)) == 80
 
 
-def test_experts_of_all_tokens_but_the_last_come_back(engine: tuple[VLLMEngine, asyncio.Runner], folder: Path) -> None:
+def test_experts_of_all_tokens_but_the_last_come_back(engine: RunningEngine, folder: Path) -> None:
     running, loop = engine
     assert running.describe().returns_experts is ON_GPU_RUNNER
     options = SamplingOptions(temperature=TEMPERATURE, ignore_eos=True, seed=1)
@@ -135,7 +117,7 @@ def test_experts_of_all_tokens_but_the_last_come_back(engine: tuple[VLLMEngine, 
         if not ON_GPU_RUNNER:
             assert [message.routed_experts for message in log] == [None] * len(log)
             continue
-        ids = torch.tensor([id_ for message in log for id_ in message.token_ids])
+        ids = torch.tensor(token_ids_of(result))
         observation = len(log[-1].token_ids)
         check_experts(result, len(ids) - observation - 1)
 
@@ -143,7 +125,7 @@ def test_experts_of_all_tokens_but_the_last_come_back(engine: tuple[VLLMEngine, 
 def check_experts(result: SampleResult, computed: int) -> None:
     """Holds the experts of so many first tokens against those of the model; the tokens after them have none."""
     log = result.message_log
-    ids = torch.tensor([id_ for message in log for id_ in message.token_ids])
+    ids = torch.tensor(token_ids_of(result))
     rows = torch.cat([numbers(message.routed_experts) for message in log if message.routed_experts is not None])
     assert rows.shape == (computed, SIZES["num_hidden_layers"], EXPERTS["num_experts_per_tok"])
     with torch.inference_mode():
@@ -182,13 +164,13 @@ async def forked_session(engine: VLLMEngine, cuts_s: Sequence[float]) -> list[Se
 
 @pytest.mark.parametrize("cuts_s", [[], [0.02, 0.05, 0.1]])
 def test_a_session_has_the_numbers_of_a_trainer_over_turns_and_forks(
-    engine: tuple[VLLMEngine, asyncio.Runner], cuts_s: list[float]
+    engine: RunningEngine, cuts_s: list[float]
 ) -> None:
     running, loop = engine
     samples = loop.run(forked_session(running, cuts_s))
     assert [len(sample.message_log) for sample in samples] == [4, 4]
     for sample in samples:
-        ids = torch.tensor([id_ for message in sample.message_log for id_ in message.token_ids])
+        ids = torch.tensor(token_ids_of(sample))
         assert check_numbers(sample, logprobs_of_next(random_model(FAMILY, 0), ids, TEMPERATURE)) == 80
         if ON_GPU_RUNNER:
             check_experts(sample, len(ids) - 1)

@@ -1,7 +1,6 @@
 """Weights that a trainer sends straight into the engines of the running service, over gloo."""
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import islice
@@ -11,7 +10,7 @@ import pytest
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import SampleResult, Sampling
 from rollout_client.trainers.vllm_transfer import ConnectAgain, RolloutWeightSyncClient
-from tests.live.forward_pass import logprob_differences, model_of, perturbed, tiny_state
+from tests.live.forward_pass import logprob_differences, model_of, perturbed
 from tests.live.gloo_transfer import update_info_of
 from tests.live.played_with_weights import (
     CHECKSUMS_WITHIN_S,
@@ -21,11 +20,7 @@ from tests.live.played_with_weights import (
 )
 from tests.live.running_transfer import connected
 
-
-@pytest.fixture(scope="module", autouse=True)
-def leaves_the_original_weights(client: RolloutClient) -> Iterator[None]:
-    yield
-    client.push_weights(tiny_state())
+pytestmark = pytest.mark.usefixtures("leaves_the_original_weights")
 
 
 def saved(client: RolloutClient, version: int) -> str:

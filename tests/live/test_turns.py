@@ -6,11 +6,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from rollout_client import RolloutClient
-from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import SampleResult, Sampling
 from rollout_client.results import resumed
 from tests.growing_limits import in_the_middle
 from tests.live.following_environment import QUESTION, following
+from tests.live.played_with_weights import generated, tokens_of
 from tests.live.running_service import ongoing_generations, wait_until_idle
 from tests.paths import TINY_MODEL
 
@@ -22,14 +22,6 @@ GREEDY = Sampling(greedy=True, max_new_tokens=32)
 def given(role: str, text: str) -> dict[str, Any]:
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return {"role": role, "content": text, "token_ids": ids}
-
-
-def generated(result: SampleResult) -> list[Message]:
-    return [message for message in result.message_log if message.generation_logprobs is not None]
-
-
-def tokens_of(result: SampleResult) -> list[tuple[str, str, list[int]]]:
-    return [(message.role, message.content, message.token_ids) for message in result.message_log]
 
 
 def play_one(client: RolloutClient, sample: dict[str, Any], **options: Any) -> SampleResult:

@@ -2,25 +2,22 @@
 
 import json
 import os
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
+from benchmarks.process_group import started
 from examples.task_configs import config_for
 from service.startup.config import free_port
 from tests.live.services import CONFIG
 from tests.paths import SMALL_MODEL
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
-START_S = 400
 QUESTION: Any = {"role": "user", "content": "What is 2 + 3?"}
 CALCULATOR: Any = {
     "name": "calculator",
@@ -52,11 +49,12 @@ class Servers:
 
 
 @pytest.fixture(scope="module")
-def servers(small_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def servers(small_url: str) -> Iterator[Servers]:
     """The service, and vLLM's server with the engine's settings and the parsers of the service."""
     [application] = config_for(CONFIG, SMALL_MODEL, ("math",)).applications
     engine, responses = application.args["engine"], application.args["responses"]
-    port, log = free_port(), tmp_path_factory.mktemp("vllm") / "log"
+    port = free_port()
+    their_url = f"http://127.0.0.1:{port}"
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)),
         *("--model", str(SMALL_MODEL), "--served-model-name", SMALL_MODEL.name),
@@ -67,48 +65,27 @@ def servers(small_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         *("--reasoning-parser", responses["reasoning_parser"]),
     ]
     with (
-        log.open("w") as output,
-        started(command, os.environ | engine["environment_variables"], output) as server,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as theirs,
+        started(command, f"{their_url}/health", os.environ | engine["environment_variables"]),
+        httpx.Client(base_url=their_url, timeout=120) as theirs,
         httpx.Client(base_url=small_url, timeout=120) as ours,
     ):
-        wait_until_ready(theirs, server, log)
         yield Servers(ours, theirs)
 
 
-@contextmanager
-def started(command: list[str], environment: dict[str, str], output: Any) -> "Iterator[subprocess.Popen[bytes]]":
-    """For the length of the block the program runs."""
-    process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def wait_until_ready(client: httpx.Client, server: "subprocess.Popen[bytes]", log: Path) -> None:
-    given_up_at = time.monotonic() + START_S
-    while True:
-        assert server.poll() is None, log.read_text()[-3000:]
-        assert time.monotonic() < given_up_at, log.read_text()[-3000:]
-        try:
-            if client.get("/health").status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.2)
-
-
-def comparable(value: Any) -> Any:
-    """Without ids, times, and what only one side has; log-probabilities as far as two runs of an engine agree."""
+def without(names: Set[str], value: Any) -> Any:
+    """Without the fields of these names; log-probabilities as far as two runs of an engine agree."""
     match value:
         case dict():
-            return {name: comparable(one) for name, one in value.items() if name not in DIFFERENT | ADDED}
+            return {name: without(names, one) for name, one in value.items() if name not in names}
         case list():
-            return [comparable(one) for one in value]
-        case float():
+            return [without(names, one) for one in value]
+        case float() if names >= ADDED:
             return pytest.approx(value, abs=2e-3)
     return value
+
+
+comparable, without_ids = partial(without, DIFFERENT | ADDED), partial(without, DIFFERENT)
+"""Of the service's answers, and of vLLM's."""
 
 
 def events_of(answer: httpx.Response) -> list[Any]:
@@ -283,12 +260,3 @@ def written(events: list[Any]) -> dict[int, tuple[str, str, list[Any]]]:
         more = (choice.get("logprobs") or {}).get("token_logprobs") or []
         choices[choice["index"]] = (text + choice["text"], choice["finish_reason"] or end, [*logprobs, *more])
     return choices
-
-
-def without_ids(value: Any) -> Any:
-    match value:
-        case dict():
-            return {name: without_ids(one) for name, one in value.items() if name not in DIFFERENT}
-        case list():
-            return [without_ids(one) for one in value]
-    return value

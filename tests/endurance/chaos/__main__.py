@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from rollout_client import AsyncRolloutClient
 from tests.endurance.chaos.counted_puzzle import StepLog
@@ -34,46 +33,35 @@ from tests.endurance.chaos.one_machine import one_machine
 from tests.endurance.chaos.parts import DRAINED, KILLED, PARTS, STOPPED
 from tests.endurance.chaos.results import Round, by_kind, in_turn
 from tests.endurance.chaos.rounds import Chaos, Struck
-from tests.endurance.reporting import finish, rounds_shown
-from tests.endurance.result_lines import append, read
-from tests.endurance.running import running
-
-console = Console(stderr=True)
+from tests.endurance.program import append, console, ended_services, finish, listed, read, rounds_shown
 
 
-async def chaos(service: Struck, kinds: Iterator[str], steps: StepLog, seed: int, file: Path) -> list[Round]:
+async def chaos(service: Struck, kinds: Iterator[str], steps: StepLog, seed: int, file: Path) -> list[str]:
+    """Plays the rounds, and returns what did not hold in them."""
+    problems: list[str] = []
     async with AsyncRolloutClient(service.url) as client:
         begun = await Chaos.begin(service, client, steps, seed)
         console.print(f"Undisturbed, the games take {begun.undisturbed.seconds:.1f} s.")
-        finished: list[Round] = []
-        with rounds_shown(console, None) as show:
+        with rounds_shown(None) as show:
             async with aclosing(begun.rounds(kinds)) as rounds:
                 async for one in rounds:
                     append(file, one)
-                    finished.append(one)
-                    show(f"{one.kind}: {one.seconds:.1f} s; {len(problems_of(finished))} problems")
-    return finished
+                    problems += one.problems()
+                    show(f"{one.kind}: {one.seconds:.1f} s; {len(problems)} problems")
+    return problems
 
 
-def problems_of(rounds: Sequence[Round]) -> list[str]:
-    return [problem for one in rounds for problem in one.problems()]
-
-
-def chosen_kinds(named: str) -> list[str]:
+def chosen_kinds(named: str) -> Sequence[str]:
     """Those of one service: on this machine alone, or on several nodes."""
     groups = {"all": list(KILLED), "stopped": list(STOPPED), "drained": list(DRAINED), "nodes": list(NODE_KINDS)}
-    kinds = groups.get(named) or named.split(",")
-    if unknown := set(kinds) - PARTS.keys() - NODE_KINDS.keys():
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are only {', '.join([*PARTS, *NODE_KINDS])}")
+    kinds = groups.get(named) or listed(named, [*PARTS, *NODE_KINDS])
     if NODE_KINDS.keys() & kinds and PARTS.keys() & kinds:
         raise typer.BadParameter(f"{' and '.join(NODE_KINDS)} need a service of their own: run them alone")
     return kinds
 
 
 def chosen_service(kinds: Sequence[str], config: Path, steps_file: Path) -> AbstractContextManager[Struck]:
-    if NODE_KINDS.keys() & kinds:
-        return several_nodes(steps_file, console)
-    return one_machine(config, steps_file, console)
+    return several_nodes(steps_file) if NODE_KINDS.keys() & kinds else one_machine(config, steps_file)
 
 
 def main(
@@ -90,10 +78,9 @@ def main(
     seed = len(before) if seed is None else seed
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         steps_file = Path(folder, "steps")
-        with running(console, chosen_service(kinds, config, steps_file)) as service:
-            finished = asyncio.run(chaos(service, left, StepLog(steps_file), seed, results))
-    figures = {"kinds": by_kind(read(results, Round)), "rounds_of_this_run": len(finished)}
-    finish(console, problems_of(finished), figures)
+        with ended_services(), chosen_service(kinds, config, steps_file) as service:
+            problems = asyncio.run(chaos(service, left, StepLog(steps_file), seed, results))
+    finish(problems, {"kinds": by_kind(read(results, Round))})
 
 
 if __name__ == "__main__":

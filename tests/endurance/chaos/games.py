@@ -1,9 +1,10 @@
 """256 games of several turns each under greedy decoding, whose right results are known from an undisturbed run."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 from uuid import uuid4
 
 from rollout_client import AsyncRolloutClient
@@ -12,7 +13,8 @@ from rollout_client.errors import RolloutError, StreamBroken
 from tests.endurance.chaos.parts import TASK_NAME
 
 ROLLOUTS = 256
-ROLLOUTS_A_REQUEST = 64
+A_REQUEST = 64
+POSTED_AGAIN_AFTER_S = 0.5
 TURNS = 4
 SAMPLING = Sampling(greedy=True, max_new_tokens=32)
 SAMPLE_RETRIES = 16
@@ -54,19 +56,38 @@ async def example_games(client: AsyncRolloutClient) -> list[SampleInput]:
     return await client.example_samples(TASK_NAME, ROLLOUTS, seed=SEED)
 
 
-class Games:
-    """One run of all games, in several requests that are streamed, each with an `Idempotency-Key`."""
+OPTIONS: dict[str, Any] = {"sampling": SAMPLING, "max_rollout_turns": TURNS, "sample_retries": SAMPLE_RETRIES}
 
-    def __init__(self, client: AsyncRolloutClient, games: Sequence[SampleInput]) -> None:
+
+class Games:
+    """One run of all games, in several requests that are streamed, each with an `Idempotency-Key`.
+
+    Args:
+        options: of the requests.
+        broken: the errors after which a request is posted again.
+        counts: what of a result must be the same each time that it is brought.
+    """
+
+    def __init__(
+        self,
+        client: AsyncRolloutClient,
+        games: Sequence[SampleInput],
+        options: Mapping[str, Any] = OPTIONS,
+        broken: type[RolloutError] = StreamBroken,
+        counts: Callable[[SampleResult], object] = what_counts,
+    ) -> None:
         self.outcome = Outcome()
         self._client = client
         self._games = games
+        self._options = options
+        self._broken = broken
+        self._counts = counts
 
     async def play(self) -> Outcome:
         """Returns when every game has come back, or its request has failed for good."""
         began = monotonic()
         numbers = range(len(self._games))
-        requests = (numbers[begin : begin + ROLLOUTS_A_REQUEST] for begin in numbers[::ROLLOUTS_A_REQUEST])
+        requests = (numbers[begin : begin + A_REQUEST] for begin in numbers[::A_REQUEST])
         await asyncio.gather(*map(self._play_request, requests))
         self.outcome.seconds = monotonic() - began
         return self.outcome
@@ -76,8 +97,9 @@ class Games:
         while True:
             try:
                 await self._follow(numbers, key)
-            except StreamBroken:
+            except self._broken:
                 self.outcome.posted_again += 1
+                await asyncio.sleep(POSTED_AGAIN_AFTER_S)
                 continue
             except RolloutError as error:
                 self.outcome.errors.append(f"{type(error).__name__}: {error}")
@@ -86,13 +108,8 @@ class Games:
     async def _follow(self, numbers: Sequence[int], key: str) -> None:
         """Reads the rollouts of one request, all of them, also where an earlier stream of it has brought some."""
         brought: set[int] = set()
-        async with self._client.stream(
-            [self._games[number] for number in numbers],
-            sampling=SAMPLING,
-            max_rollout_turns=TURNS,
-            sample_retries=SAMPLE_RETRIES,
-            idempotency_key=key,
-        ) as rollouts:
+        samples = [self._games[number] for number in numbers]
+        async with self._client.stream(samples, idempotency_key=key, **self._options) as rollouts:
             async for position, result in rollouts.with_positions():
                 self._take(numbers[position], result, is_again=position in brought)
                 brought.add(position)
@@ -100,5 +117,5 @@ class Games:
     def _take(self, number: int, result: SampleResult, is_again: bool) -> None:
         self.outcome.twice += is_again
         earlier = self.outcome.results.setdefault(number, result)
-        if what_counts(earlier) != what_counts(result):
+        if self._counts(earlier) != self._counts(result):
             self.outcome.errors.append(f"game {number} had another result when its request was posted again")

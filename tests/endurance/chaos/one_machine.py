@@ -13,7 +13,6 @@ import psutil
 from ray import serve
 from ray.serve._private.common import ReplicaState
 from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeploySchema
-from rich.console import Console
 
 from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
@@ -21,6 +20,7 @@ from service.startup.readiness import deploy
 from tests.endurance.chaos.counted_puzzle import counted_puzzle
 from tests.endurance.chaos.parts import KILLED, PARTS, TASK_NAME
 from tests.endurance.chaos.rounds import POLL_S, Struck
+from tests.endurance.program import console
 from tests.endurance.soak.soaked_service import ENVIRONMENT
 
 REPLICAS = 2
@@ -160,7 +160,7 @@ def config_of_one_machine(path: Path, steps_file: Path) -> ServeDeploySchema:
 
 
 @contextmanager
-def one_machine(path: Path, steps_file: Path, console: Console) -> Iterator[OneMachine]:
+def one_machine(path: Path, steps_file: Path) -> Iterator[OneMachine]:
     """Runs the service of the config for the length of the block."""
     settings = config_of_one_machine(path, steps_file)
     replicas = {"Generator": REPLICAS, "Policy": 1, "Jobs": 1, **dict.fromkeys(CORES, REPLICAS)}

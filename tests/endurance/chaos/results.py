@@ -13,21 +13,17 @@ class Round:
 
     kind: str
     rollouts: int
-    struck_after_s: float
-    ended_before: int
-    """Rollouts that had come back when the part was struck."""
     seconds: float
     """Until the last rollout came back."""
     recovered_after_s: float | None
-    """Seconds after that in which the part was replaced; `None` if it was not in time."""
+    """Seconds after the strike in which the part was replaced; `None` if it was not in time."""
     lost: int
     twice: int
     changed: int
-    posted_again: int
     errors: list[str]
-    turns_again: int = 0
-    """Steps of turns that had been stepped before. Rounds of older files do not know."""
-    most_turns_again: int = 0
+    turns_again: int
+    """Steps of turns that had been stepped before."""
+    most_turns_again: int
     """Of one rollout."""
 
     def problems(self) -> list[str]:
@@ -58,13 +54,10 @@ def by_kind(rounds: Sequence[Round]) -> dict[str, dict[str, Any]]:
 
 
 def totals(rounds: Sequence[Round]) -> dict[str, Any]:
-    recovered = [finished.recovered_after_s for finished in rounds if finished.recovered_after_s is not None]
-    summed = ("lost", "twice", "changed", "posted_again", "turns_again")
     return {
         "rounds": len(rounds),
-        "rounds_with_problems": sum(bool(finished.problems()) for finished in rounds),
-        **{name: sum(getattr(finished, name) for finished in rounds) for name in summed},
-        "most_turns_again": max(finished.most_turns_again for finished in rounds),
-        "longest_s": round(max(finished.seconds for finished in rounds), 1),
-        "longest_recovery_s": round(max(recovered), 1) if recovered else None,
+        "rounds_with_problems": sum(bool(one.problems()) for one in rounds),
+        "turns_again": sum(one.turns_again for one in rounds),
+        "longest_s": max(one.seconds for one in rounds),
+        "longest_recovery_s": max(one.recovered_after_s or 0.0 for one in rounds),
     }

@@ -97,8 +97,7 @@ class Chaos:
             playing = asyncio.create_task(games.play())
             after_s = self.draw.uniform(EARLIEST_STRIKE, LATEST_STRIKE) * self.undisturbed.seconds
             await asyncio.sleep(after_s)
-            ended_before = len(games.outcome.results)
-            if ended_before < ROLLOUTS:
+            if len(games.outcome.results) < ROLLOUTS:
                 break
             # They were faster than ever: that was no round.
             await playing
@@ -117,14 +116,11 @@ class Chaos:
             return Round(
                 kind=kind,
                 rollouts=ROLLOUTS,
-                struck_after_s=round(after_s, 2),
-                ended_before=ended_before,
                 seconds=round(seconds, 2),
                 recovered_after_s=await recovering,
                 lost=outcome.lost(),
                 twice=outcome.twice,
                 changed=outcome.changed_from(self.undisturbed),
-                posted_again=outcome.posted_again,
                 errors=outcome.errors,
                 turns_again=again.total(),
                 most_turns_again=max(again.values(), default=0),

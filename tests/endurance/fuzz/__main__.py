@@ -11,12 +11,11 @@ real engine. Whatever is sent, it must hold:
   speed counts it (`tests/endurance/core_speed.py`);
 - afterwards the service is ready and plays rollouts, on the replicas that it had.
 
-The cases are appended to a file in portions, and what is there already is not sent again; a target that had problems
-begins anew. The last line is JSON: what all portions in that file come to. The exit code is 1 if something does not
-hold.
+The result of each target is appended to a file. A target whose last result there has no problem is not attacked again.
+The last line is JSON: what the last results in that file come to. The exit code is 1 if something does not hold.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,122 +24,76 @@ from typing import Annotated
 
 import httpx
 import typer
-from rich.console import Console
 
-from benchmarks.tree import commit
 from tests.endurance.core_speed import core_speed
-from tests.endurance.fuzz import agent_bodies
+from tests.endurance.fuzz import agent_bodies, ingress_probe
 from tests.endurance.fuzz.bodies import ROLLOUT, TARGETS, fuzz_bodies
 from tests.endurance.fuzz.fuzzed_service import FuzzedService, fuzzed_service, simulated, with_engine
-from tests.endurance.fuzz.ingress_probe import IngressProbe
-from tests.endurance.fuzz.results import Portion, begins_anew, cases_of, counted, problems_of, totals
 from tests.endurance.fuzz.routes import fuzz_route, operations
 from tests.endurance.fuzz.slow_clients import SLOW_CLIENTS, fuzz_slowly
-from tests.endurance.fuzz.tally import Tally
-from tests.endurance.reporting import finish
-from tests.endurance.result_lines import append, read
-from tests.endurance.running import running
+from tests.endurance.program import append, console, ended_services, finish, listed, read
 
-SIMULATED_PARTS = ("routes", "bodies", "slow")
 AGENTS = "agents"
-PARTS = (*SIMULATED_PARTS, AGENTS)
-PORTION = 1500
-"""Cases of a portion: an interrupted run loses less than one."""
-PORTION_OF_AGENTS = 1000
-"""A real engine answers slowly."""
-MOST_PORTIONS = 4
-"""Of a target in one run, as a multiple of those that it should take: schemathesis may find few cases of a small
-route."""
+PARTS = ("routes", "bodies", "slow", AGENTS)
 MOST_GAP_MS = 50.0
+MOST_PROBLEMS = 20
+"""Of one target that are kept."""
 HEALTHY_WITHIN_S = 60.0
-console = Console(stderr=True)
+Send = Callable[[FuzzedService], tuple[int, list[str]]]
+"""Sends the cases of a target; returns how many there were, and what was wrong with the answers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """What is attacked."""
+class Attack:
+    """What came of one target: a route, or one kind of body or client."""
 
-    name: str
+    target: str
     cases: int
-    """How many it is to have, over all runs."""
-    send: Callable[[range], Tally]
-    """Sends the cases with these numbers: other numbers make other cases."""
-    portion: int = PORTION
+    problems: list[str]
+    loop_gap_ms: float
+    """The longest gap of the ingress's event loop, in its processor time, on a core of usual speed."""
 
 
-def targets(service: FuzzedService, parts: Sequence[str], cases: int, slow_clients: int, seed: int) -> Iterator[Target]:
-    url, headers = service.url, service.headers
-    if "routes" in parts:
-        yield from route_targets(service, cases, seed, of_agents=False)
-    if "bodies" in parts:
-        for name, target in TARGETS.items():
-            yield Target(name, cases, partial(fuzz_bodies, url, target, seed=seed, headers=headers))
+def targets(url: str, parts: Set[str], cases: int, slow_clients: int, seed: int) -> dict[str, Send]:
+    """Those of parts that run on one service."""
+    found: dict[str, Send] = {}
+    if parts & {"routes", AGENTS}:
+        for operation_id, name in operations(url, AGENTS in parts).items():
+            found[name] = partial(fuzz_route, operation_id, cases, seed)
+    if parts & {"bodies", AGENTS}:
+        for name, target in (agent_bodies.TARGETS if AGENTS in parts else TARGETS).items():
+            found[name] = partial(fuzz_bodies, target, cases, seed)
     if "slow" in parts:
-        for name, slow in SLOW_CLIENTS.items():
-            yield Target(name, slow_clients, partial(fuzz_slowly, url, slow, headers=headers), portion=slow_clients)
+        found |= {name: partial(fuzz_slowly, slow, slow_clients) for name, slow in SLOW_CLIENTS.items()}
+    return found
 
 
-def agent_targets(service: FuzzedService, cases: int, seed: int) -> Iterator[Target]:
-    """As `targets`, of a service with a real engine."""
-    yield from route_targets(service, cases, seed, of_agents=True)
-    for name, target in agent_bodies.TARGETS.items():
-        placed = agent_bodies.in_a_session(service.url, target, service.headers)
-        send = partial(fuzz_bodies, service.url, placed, seed=seed, headers=service.headers)
-        yield Target(name, cases, send, PORTION_OF_AGENTS)
+def last_attacks(results: Path) -> dict[str, Attack]:
+    return {attack.target: attack for attack in read(results, Attack)}
 
 
-def route_targets(service: FuzzedService, cases: int, seed: int, of_agents: bool) -> Iterator[Target]:
-    portion = PORTION_OF_AGENTS if of_agents else PORTION
-    for operation_id, name in operations(service.url, of_agents).items():
-        send = partial(fuzz_route, service.url, operation_id, seed=seed, headers=service.headers)
-        yield Target(name, cases, send, portion)
+def fuzz(service: FuzzedService, chosen: Mapping[str, Send], results: Path) -> None:
+    done = {name for name, attack in last_attacks(results).items() if not attack.problems}
+    for name, send in chosen.items():
+        if name not in done:
+            append(results, attacked(service, name, send))
 
 
-def fuzz(service: FuzzedService, chosen: Iterator[Target], results: Path, only: str, probe: IngressProbe) -> None:
-    for target in chosen:
-        if only not in target.name:
-            continue
-        for _ in range(MOST_PORTIONS * -(-target.cases // target.portion)):
-            numbers = missing(target, counted(read(results, Portion)).get(target.name, []))
-            if not numbers:
-                break
-            portion = attacked(service, target, numbers, probe)
-            append(results, portion)
-            show(portion)
-            if portion.problems:
-                break
-
-
-def missing(target: Target, sent: Sequence[Portion]) -> range:
-    """The numbers of the cases of the next portion; none if the target has had its cases."""
-    first = 0 if begins_anew(sent) else cases_of(sent)
-    return range(first, max(first, min(target.cases, first + target.portion)))
-
-
-def attacked(service: FuzzedService, target: Target, numbers: range, probe: IngressProbe) -> Portion:
-    with console.status(f"{target.name}: {len(numbers)} cases"):
-        probe.restart()
-        speed = core_speed()
-        begun_at = monotonic()
-        tally = target.send(numbers)
+def attacked(service: FuzzedService, name: str, send: Send) -> Attack:
+    with console.status(name):
+        ingress_probe.restart()
+        speed, begun_at = core_speed(), monotonic()
+        cases, problems = send(service)
         seconds = monotonic() - begun_at
-        gap = probe.longest_gap()
-    problems = [*tally.problems, *health_problems(service)]
-    gap_ms = gap.cpu_ms * speed
+        cpu_ms, new_replicas = ingress_probe.longest_gap()
+    gap_ms = round(cpu_ms * speed, 1)
+    problems += health_problems(service)
     if gap_ms > MOST_GAP_MS:
         problems.append(f"the ingress's event loop stood still for {gap_ms:.0f} ms")
-    if gap.new_replicas:
-        problems.append(f"{gap.new_replicas} ingress replicas were replaced")
-    figures = round(gap_ms, 1), round(seconds, 1), commit(), round(speed, 2)
-    return Portion(target.name, tally.cases, problems, *figures)
-
-
-def show(portion: Portion) -> None:
-    console.print(
-        f"{portion.target}: {portion.cases} cases, {portion.cases / max(portion.seconds, 0.1):.0f}/s, "
-        f"{len(portion.problems)} problems, gap {portion.loop_gap_ms:.1f} ms",
-        highlight=False,
-    )
+    if new_replicas:
+        problems.append(f"{new_replicas} ingress replicas were replaced")
+    console.print(f"{name}: {cases} cases, {cases / seconds:.0f}/s, {len(problems)} problems, gap {gap_ms} ms")
+    return Attack(name, cases, list(dict.fromkeys(problems))[-MOST_PROBLEMS:], gap_ms)
 
 
 def health_problems(service: FuzzedService) -> list[str]:
@@ -158,21 +111,24 @@ def main(
     cases: Annotated[int, typer.Option(min=1, help="Of each route and each kind of body.")] = 3000,
     slow_clients: Annotated[int, typer.Option(min=1, help="Of each kind.")] = 1000,
     only: Annotated[str, typer.Option(help="Of the targets those whose names contain this.")] = "",
-    results: Annotated[Path, typer.Option(help="The file that portions are appended to.")] = Path("fuzz.jsonl"),
+    results: Annotated[Path, typer.Option(help="The file that results are appended to.")] = Path("fuzz.jsonl"),
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    chosen = parts.split(",")
-    if unknown := set(chosen) - set(PARTS):
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are only {', '.join(PARTS)}")
-    probe = IngressProbe()
-    if set(chosen) & set(SIMULATED_PARTS):
-        with running(console, fuzzed_service(console, simulated())) as service:
-            fuzz(service, targets(service, chosen, cases, slow_clients, seed), results, only, probe)
-    if AGENTS in chosen:
-        with running(console, fuzzed_service(console, with_engine())) as service:
-            fuzz(service, agent_targets(service, cases, seed), results, only, probe)
-    by_target = counted(read(results, Portion))
-    finish(console, problems_of(by_target), totals(by_target))
+    named = set(listed(parts, PARTS))
+    for config, on_it in ((simulated, named - {AGENTS}), (with_engine, named & {AGENTS})):
+        if on_it:
+            with ended_services(), fuzzed_service(config()) as service:
+                chosen = targets(service.url, on_it, cases, slow_clients, seed)
+                fuzz(service, {name: send for name, send in chosen.items() if only in name}, results)
+    last = last_attacks(results)
+    finish(
+        [f"{name}: {problem}" for name, attack in last.items() for problem in attack.problems],
+        {
+            "cases": {name: attack.cases for name, attack in last.items()},
+            "all_cases": sum(attack.cases for attack in last.values()),
+            "loop_gap_ms": max((attack.loop_gap_ms for attack in last.values()), default=0.0),
+        },
+    )
 
 
 if __name__ == "__main__":

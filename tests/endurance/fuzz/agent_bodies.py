@@ -1,15 +1,10 @@
 """Mutated bodies against the routes of agents: a model server's APIs, and sessions. They need a real engine."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-import httpx
-
-from tests.endurance.fuzz.bodies import JSON, Target
+from tests.endurance.fuzz.bodies import as_json
 from tests.endurance.fuzz.fuzzed_service import SERVED_MODEL
-from tests.endurance.fuzz.mutation import mutated_json
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be short."},
@@ -83,14 +78,6 @@ OPENED = {
     "priority": "train",
 }
 STREAM = ", streamed"
-SESSION = "/v1/sessions/{session_id}"
-LONG = {"limits": {"max_calls": 10_000}}
-
-
-def target(path: str, body: Mapping[str, Any]) -> Target:
-    return Target("POST", path, json.dumps(body).encode(), mutated_json, {"content-type": JSON})
-
-
 BODIES: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
     "chat/completions": [("", CHAT), (STREAM, CHAT), (", with tools", WITH_TOOLS), (", with a schema", WITH_SCHEMA)],
     "completions": [("", COMPLETION), (STREAM, COMPLETION)],
@@ -108,17 +95,7 @@ BODIES: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]] = {
     "sessions/{session_id}/v1/messages": [(STREAM, ANTHROPIC)],
 }
 TARGETS = {
-    f"JSON of POST /{path}{what}": target(f"/v1/{path}", {**body, **({"stream": True} if what == STREAM else {})})
+    f"JSON of POST /{path}{what}": as_json({**body, **({"stream": True} if what == STREAM else {})}, path)
     for path, bodies in BODIES.items()
     for what, body in bodies
 }
-"""Those of sessions take the id of an open one."""
-
-
-def in_a_session(url: str, target: Target, headers: Mapping[str, str]) -> Target:
-    """The target with an open session of its own, and with the key that the route takes; others as they are."""
-    if not target.path.startswith(SESSION):
-        return target
-    session = httpx.post(f"{url}/v1/sessions", json=LONG, headers=headers, timeout=60).raise_for_status().json()
-    key = {"authorization": f"Bearer {session['api_key']}"} if "/v1/" in target.path.removeprefix(SESSION) else {}
-    return replace(target, session_id=session["id"], headers={**target.headers, **key})

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ray.serve.schema import ServeDeploySchema
-from rich.console import Console
 
 from service.access.keys import hash_of, new_key
 from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
+from tests.endurance.program import console
 
 SIMULATED = Path(__file__).with_name("serve_config.yaml")
 ENGINE = Path(__file__).parents[3] / "serve_config.cpu.yaml"
@@ -48,7 +48,7 @@ def with_engine() -> ServeDeploySchema:
 
 
 @contextmanager
-def fuzzed_service(console: Console, config: ServeDeploySchema) -> Iterator[FuzzedService]:
+def fuzzed_service(config: ServeDeploySchema) -> Iterator[FuzzedService]:
     """Runs it for the length of the block."""
     key = new_key()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:

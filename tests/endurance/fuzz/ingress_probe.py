@@ -1,6 +1,5 @@
-"""The longest gap of the event loop of a running ingress replica, measured in its own process."""
+"""The longest gap of the event loop of the ingress replicas of the running service, measured in their own processes."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.loop_probe import LoopProbe
@@ -10,38 +9,28 @@ INGRESS = "Ingress"
 ATTRIBUTE = "_loop_probe"
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    cpu_ms: float
-    """Processor time of the event loop's thread."""
-    new_replicas: int
-    """Those that started after the probe did: they took the place of others."""
+def restart() -> None:
+    """A probe is put into a replica when it is first asked."""
+    for replica in replica_actors()[INGRESS]:
+        done_in(replica, restart_probe)
 
 
-class IngressProbe:
-    """Of all ingress replicas. A probe is put into a replica when it is first asked."""
+def longest_gap() -> tuple[float, int]:
+    """Since the last restart, in milliseconds of the processor time of the event loop's thread.
 
-    def restart(self) -> None:
-        for replica in replica_actors()[INGRESS]:
-            done_in(replica, restart_probe)
-
-    def longest_gap(self) -> Gap:
-        """Since the last restart."""
-        asked = [done_in(replica, probe_gaps) for replica in replica_actors()[INGRESS]]
-        found = [gaps["cpu_ms"] for gaps in asked if gaps is not None]
-        return Gap(max(found, default=0.0), len(asked) - len(found))
+    The second number is that of the replicas that started after the probes did: they took the place of others.
+    """
+    gaps = [done_in(replica, probe_gap) for replica in replica_actors()[INGRESS]]
+    return max((gap for gap in gaps if gap is not None), default=0.0), gaps.count(None)
 
 
 def restart_probe(replica: Any) -> None:
     """Runs in the replica's process, and not in its event loop."""
-    probe = getattr(replica, ATTRIBUTE, None)
-    if probe is None:
-        probe = LoopProbe(False)
-        setattr(replica, ATTRIBUTE, probe)
-    event_loop_of(replica).call_soon_threadsafe(probe.restart)
+    if not hasattr(replica, ATTRIBUTE):
+        setattr(replica, ATTRIBUTE, LoopProbe(False))
+    event_loop_of(replica).call_soon_threadsafe(getattr(replica, ATTRIBUTE).restart)
 
 
-def probe_gaps(replica: Any) -> dict[str, Any] | None:
+def probe_gap(replica: Any) -> float | None:
     """`None` of a replica without a probe."""
-    probe: LoopProbe | None = getattr(replica, ATTRIBUTE, None)
-    return None if probe is None else probe.gaps()
+    return getattr(replica, ATTRIBUTE).gaps()["cpu_ms"] if hasattr(replica, ATTRIBUTE) else None

@@ -8,14 +8,13 @@ import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from benchmarks.tree import REPOSITORY
-from tests.endurance.fuzz.tally import Tally
+from service.startup.config import REPOSITORY
+from tests.endurance.fuzz.fuzzed_service import FuzzedService
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 TAGS_OF_AGENTS = frozenset({"model server", "sessions"})
@@ -24,7 +23,6 @@ AT_ONCE = os.cpu_count() or 1
 """Runs, each in a process of its own: schemathesis takes longer to make a request than the service to answer it."""
 RUN_TIMEOUT_S = 3600
 SHOWN = 600
-FIRST_PHASES, LATER_PHASES = "examples,coverage,fuzzing", "fuzzing"
 
 
 def operations(url: str, of_agents: bool) -> dict[str, str]:
@@ -38,33 +36,27 @@ def operations(url: str, of_agents: bool) -> dict[str, str]:
     }
 
 
-def fuzz_route(url: str, operation_id: str, cases: range, seed: int, headers: Mapping[str, str]) -> Tally:
-    """About as many requests as `cases` has numbers, fewer where schemathesis finds no further ones."""
-    shares = shared(cases, AT_ONCE)
-    tally = Tally()
+def fuzz_route(operation_id: str, cases: int, seed: int, service: FuzzedService) -> tuple[int, list[str]]:
+    """About so many requests, fewer where schemathesis finds no further ones."""
+    run = partial(schemathesis_run, service, operation_id, -(-cases // AT_ONCE), seed)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for played in pool.map(partial(schemathesis_run, url, operation_id, seed, headers), shares):
-            tally.add(played)
-    return tally
+        ended = list(pool.map(run, range(AT_ONCE)))
+    return sum(sent for sent, _ in ended), [problem for _, problems in ended for problem in problems]
 
 
-def shared(cases: range, shares: int) -> list[range]:
-    """The numbers in so many ranges of about one length, without empty ones."""
-    bounds = [cases.start + len(cases) * number // shares for number in range(shares + 1)]
-    return [range(begin, end) for begin, end in pairwise(bounds) if begin < end]
-
-
-def schemathesis_run(url: str, operation_id: str, seed: int, headers: Mapping[str, str], cases: range) -> Tally:
+def schemathesis_run(
+    service: FuzzedService, operation_id: str, cases: int, seed: int, number: int
+) -> tuple[int, list[str]]:
     # The examples and the coverage of the description are the same in each run.
-    phases = FIRST_PHASES if cases.start == 0 else LATER_PHASES
+    phases = "fuzzing" if number else "examples,coverage,fuzzing"
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         report = Path(folder, "report.json")
-        arguments = [f"--header={name}: {value}" for name, value in headers.items()]
         command = [
-            *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG), "run", f"{url}/openapi.json"),
-            *("--include-operation-id", operation_id, "--phases", phases),
-            *("--max-examples", str(len(cases)), "--seed", str(seed + cases.start)),
-            *("--report", "json", "--report-json-path", str(report), "--no-color", *arguments),
+            *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG)),
+            *("run", f"{service.url}/openapi.json", "--include-operation-id", operation_id, "--phases", phases),
+            *("--max-examples", str(cases), "--seed", str(seed * AT_ONCE + number)),
+            *("--report", "json", "--report-json-path", str(report), "--no-color"),
+            *(f"--header={name}: {value}" for name, value in service.headers.items()),
         ]
         # It runs elsewhere, because it writes into its folder, and imports its hooks from here.
         path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -73,9 +65,9 @@ def schemathesis_run(url: str, operation_id: str, seed: int, headers: Mapping[st
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=RUN_TIMEOUT_S
         )
         if not report.exists():
-            return Tally(problems=[f"schemathesis broke off: {ended.stdout[-SHOWN:]}{ended.stderr[-SHOWN:]}"])
+            return 0, [f"schemathesis broke off: {ended.stdout[-SHOWN:]}{ended.stderr[-SHOWN:]}"]
         found = json.loads(report.read_text())
     problems = [f"{failure['title']} ({failure['count']})" for failure in found["failures"] + found["errors"]]
     if problems:
         sys.stderr.write(ended.stdout)
-    return Tally(found["test_cases"]["generated"], problems)
+    return found["test_cases"]["generated"], problems

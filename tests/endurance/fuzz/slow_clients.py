@@ -13,7 +13,7 @@ import aiohttp
 from tests.endurance.core_speed import core_speed
 from tests.endurance.fuzz.answers import answer_problems
 from tests.endurance.fuzz.bodies import ROLLOUT
-from tests.endurance.fuzz.tally import Tally
+from tests.endurance.fuzz.fuzzed_service import FuzzedService
 
 SECONDS = 30.0
 PAUSE_S = 1.0
@@ -57,12 +57,12 @@ SLOW_CLIENTS: Mapping[str, Slow] = {
 }
 
 
-def fuzz_slowly(url: str, slow: Slow, cases: range, headers: Mapping[str, str]) -> Tally:
-    """A slow client for each number, all for `SECONDS`; meanwhile another one posts rollouts and waits for each."""
-    return asyncio.run(slow_and_quick(url, slow, len(cases), headers))
+def fuzz_slowly(slow: Slow, count: int, service: FuzzedService) -> tuple[int, list[str]]:
+    """So many slow clients, all for `SECONDS`; meanwhile another one posts rollouts and waits for each."""
+    return count, asyncio.run(slow_and_quick(service.url, slow, count, service.headers))
 
 
-async def slow_and_quick(url: str, slow: Slow, count: int, headers: Mapping[str, str]) -> Tally:
+async def slow_and_quick(url: str, slow: Slow, count: int, headers: Mapping[str, str]) -> list[str]:
     until = monotonic() + SECONDS
     free = asyncio.Semaphore(CONNECTED_AT_ONCE)
     clients = [asyncio.create_task(one_slow_client(url, slow, headers, until, free)) for _ in range(count)]
@@ -72,7 +72,7 @@ async def slow_and_quick(url: str, slow: Slow, count: int, headers: Mapping[str,
     unconnected = sum(isinstance(each, ConnectionRefusedError) for each in ended)
     if unconnected:
         problems.append(f"{unconnected} of {count} connections were refused")
-    return Tally(count, problems)
+    return problems
 
 
 async def one_slow_client(

@@ -18,13 +18,11 @@ import httpx
 import typer
 from openai import AsyncOpenAI
 from ray.serve.schema import ServeDeploySchema
-from rich.console import Console
 
 from examples.task_configs import config_for
 from rollout_client import AsyncRolloutClient
 from service.startup.local_service import local_service
-from tests.endurance.reporting import finish, rounds_shown
-from tests.endurance.running import running
+from tests.endurance.program import console, ended_services, finish, rounds_shown
 from tests.endurance.session_laws.laws import record_problems, stable_calls
 from tests.endurance.session_laws.log_probabilities import differences_to_score
 from tests.endurance.session_laws.random_agent import PlayedSession, RandomAgent
@@ -36,20 +34,15 @@ TOLERANCE = 1e-3
 """For each log-probability."""
 SETTLED_WITHIN_S = 60.0
 MODEL, TASK_NAME = Path("models/small"), "math"
-console = Console(stderr=True)
 
 
 @dataclass(slots=True)
 class Tally:
-    sessions: int = 0
     calls: int = 0
-    continued: int = 0
     stable: int = 0
-    """Of the calls that continue a response: those where it is rendered as it was generated."""
+    """Calls that continue a response which is rendered as it was generated."""
     streams_left: int = 0
     responses: int = 0
-    tokens: int = 0
-    branches: int = 0
     differences: list[float] = field(default_factory=list)
     """Of log-probabilities from those of `POST /score`, by token."""
     problems: list[str] = field(default_factory=list)
@@ -77,20 +70,16 @@ async def play_session(url: str, client: AsyncRolloutClient, seed: int, tally: T
     tally.problems += [f"session {seed}: {problem}" for problem in record_problems(played, samples, info)]
     if "greedy" not in played.sampling:
         tally.differences += await differences_to_score(client, samples)
-    tally.sessions += 1
     tally.calls += len(played.calls)
-    tally.continued += sum(bool(call.continues) for call in played.calls)
     tally.stable += stable_calls(played.calls)
     tally.streams_left += sum(bool(call.left) for call in played.calls)
     tally.responses += sum(len(call.choices) for call in played.calls)
-    tally.tokens += info.generated_tokens
-    tally.branches += len(samples)
 
 
 async def play_sessions(url: str, seeds: range) -> Tally:
     tally, waiting = Tally(), iter(seeds)
     async with AsyncRolloutClient(url) as client:
-        with rounds_shown(console, len(seeds)) as show:
+        with rounds_shown(len(seeds)) as show:
 
             async def play_some() -> None:
                 for seed in waiting:
@@ -111,27 +100,18 @@ def settings_of(config: Path) -> ServeDeploySchema:
     return settings
 
 
-def report(tally: Tally) -> None:
-    """Raises `typer.Exit` if something does not hold."""
-    found = tally.differences
-    if late := sum(one > TOLERANCE for one in found):
-        tally.problems.append(f"{late} of {len(found)} log-probabilities differ from POST /score's")
-    figures = {
-        name: getattr(tally, name)
-        for name in ("sessions", "calls", "continued", "stable", "streams_left", "responses", "tokens", "branches")
-    }
-    compared = {"scored_tokens": len(found), "largest_difference_to_score": max(found, default=None)}
-    finish(console, tally.problems, figures | compared)
-
-
 def main(
     config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
     sessions: Annotated[int, typer.Option(min=1)] = 1000,
     first: Annotated[int, typer.Option(min=0, help="The seed of the first session.")] = 0,
 ) -> None:
-    with running(console, local_service(settings_of(config), console)) as url:
+    with ended_services(), local_service(settings_of(config), console) as url:
         tally = asyncio.run(play_sessions(url, range(first, first + sessions)))
-    report(tally)
+    found = tally.differences
+    if late := sum(one > TOLERANCE for one in found):
+        tally.problems.append(f"{late} of {len(found)} log-probabilities differ from POST /score's")
+    figures = {name: getattr(tally, name) for name in ("calls", "stable", "streams_left", "responses")}
+    finish(tally.problems, {**figures, "scored_tokens": len(found), "largest_difference": max(found, default=None)})
 
 
 if __name__ == "__main__":

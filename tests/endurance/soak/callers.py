@@ -14,37 +14,26 @@ Post = Callable[[int], Awaitable[None]]
 """Posts one request, whose number no other request has, and reads its answer."""
 
 
-class Callers:
-    """One caller for each of `posts`.
+@asynccontextmanager
+async def calling(posts: Sequence[Post], problems: list[str]) -> AsyncIterator[None]:
+    """One caller for each of `posts`; at the end of the block the requests under way are played to their ends.
 
     Args:
         problems: a request that raises an error of our client or of OpenAI's adds one.
     """
+    numbers, over = count(), asyncio.Event()
 
-    def __init__(self, posts: Sequence[Post], problems: list[str]) -> None:
-        self._posts = posts
-        self._problems = problems
-        self._numbers = count()
-        self._is_over = False
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """They go on for the length of the block; at its end the requests under way are played to their ends."""
-        callers = [asyncio.create_task(self._post_again_and_again(post)) for post in self._posts]
-        try:
-            yield
-        except BaseException:
-            for caller in callers:
-                caller.cancel()
-            raise
-        self._is_over = True
-        await asyncio.gather(*callers)
-
-    async def _post_again_and_again(self, post: Post) -> None:
-        while not self._is_over:
-            number = next(self._numbers)
+    async def post_again_and_again(post: Post) -> None:
+        while not over.is_set():
+            number = next(numbers)
             try:
                 await post(number)
             except (RolloutError, OpenAIError) as error:
-                self._problems.append(f"request {number}: {type(error).__name__}: {error}")
+                problems.append(f"request {number}: {type(error).__name__}: {error}")
                 await asyncio.sleep(AFTER_FAILURE_S)
+
+    async with asyncio.TaskGroup() as group:
+        for post in posts:
+            group.create_task(post_again_and_again(post))
+        yield
+        over.set()

@@ -39,14 +39,13 @@ class KnownWeights:
             for name, tensor in state.items()
         }
 
-    def with_nan(self) -> State:
-        """Weights that validation refuses."""
-        return self.initial | {NORM: torch.full_like(self.initial[NORM], torch.nan)}
+    def unusable(self, value: float) -> State:
+        """Weights with one tensor full of the value.
 
-    def overflowing(self) -> State:
-        """Finite weights, which validation accepts; the model's log-probabilities with them are not finite."""
-        largest = torch.finfo(self.initial[NORM].dtype).max
-        return self.initial | {NORM: torch.full_like(self.initial[NORM], largest)}
+        Validation refuses NaN. The largest finite value is accepted by it; the model's log-probabilities with it are
+        not finite.
+        """
+        return self.initial | {NORM: torch.full_like(self.initial[NORM], value)}
 
     def save_adapter(self, folder: Path, base: State, seed: int) -> State:
         """Writes a LoRA adapter for `base` as PEFT does; returns the weights with the adapter merged into them."""

@@ -22,32 +22,29 @@ The last line is JSON. The exit code is 1 if something does not hold.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
+from rich.table import Table
 
 from rollout_client import AsyncRolloutClient
 from tests.endurance.chaos.one_machine import OneMachine
 from tests.endurance.chaos.parts import PARTS, TASK_NAME
 from tests.endurance.chaos.rounds import POLL_S, RECOVERED_WITHIN_S
 from tests.endurance.growth import Growth, all_growth, growth_problems
-from tests.endurance.reporting import finish, growth_figures, rounds_shown, show_growth
-from tests.endurance.running import running
-from tests.endurance.soak.callers import Callers
+from tests.endurance.program import console, ended_services, finish, rounds_shown, show_problems
+from tests.endurance.soak.callers import calling
 from tests.endurance.soak.known_weights import KnownWeights
 from tests.endurance.soak.mixed_load import SAMPLE_RETRIES, MixedLoad
-from tests.endurance.soak.replica_counts import left_over, most_of, replica_counts, tasks_by_name
+from tests.endurance.soak.replica_counts import left_over, most_of, replica_counts
 from tests.endurance.soak.resources import BOUNDS, ServiceResources
 from tests.endurance.soak.settled import logprob_problems, problems_at_the_end
 from tests.endurance.soak.slots import THIRDS, Slot, slots
 from tests.endurance.soak.soaked_service import SoakedService, soaked_service
-from tests.endurance.soak.steady_rollouts import SteadyRollouts
 from tests.endurance.soak.trainer import Trainer
 from tests.endurance.soak.version_times import VersionTimes
 
@@ -61,76 +58,50 @@ WARM_UP_S = 15.0
 SETTLED_WITHIN_S = 20.0
 LOOKS = 5
 PUSH_EVERY_S = 1.5
-console = Console(stderr=True)
-
-
-@dataclass(slots=True)
-class Soaked:
-    """What came of a soak, besides what the load counts."""
-
-    readings: dict[int, list[dict[str, float]]] = field(default_factory=lambda: defaultdict(list))
-    """By the third of the run; one after each push."""
-    recovered_after_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """By the kind of the part that was killed."""
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def pushes(self) -> int:
-        return sum(map(len, self.readings.values()))
-
-    def growth(self) -> dict[str, Growth]:
-        return all_growth(self.readings[THIRDS - 2], self.readings[THIRDS - 1], BOUNDS)
 
 
 class MixedSoak:
     """One run on a running service; `kills` says whether parts of it are killed."""
 
     def __init__(self, service: SoakedService, client: AsyncRolloutClient, seed: int, kills: bool) -> None:
-        self.soaked = Soaked()
         self._client = client
         self._kills = kills
         self._known, self._times = KnownWeights(service.model), VersionTimes()
         self._trainer = Trainer(client, self._known, self._times, service.checkpoints, seed)
-        rollouts = SteadyRollouts(client, self._times, SAMPLE_RETRIES if kills else 0)
-        self.load = MixedLoad(client, service.url, rollouts, seed)
+        self._load = MixedLoad(client, service.url, self._times, SAMPLE_RETRIES if kills else 0, seed)
+        self.problems = self._load.problems
         self._machine = OneMachine(service.url, REPLICAS)
         self._resources = ServiceResources(service.temporary)
+        self._readings: dict[int, list[dict[str, float]]] = defaultdict(list)
+        """By the third of the run; one after each push."""
+        self._recovered_after_s: dict[str, list[float]] = defaultdict(list)
+        """By the kind of the part that was killed."""
 
     async def run(self, minutes: float, show: Callable[[str], None]) -> None:
-        async with self._callers.running():
+        async with calling(self._load.posts, self.problems):
             await asyncio.sleep(WARM_UP_S)
         idle = await self._idle()
-        idle_tasks = await asyncio.to_thread(tasks_by_name)
         console.print(f"Idle, there are {idle}")
         began, shown = monotonic(), 0
-        async with self._callers.running():
+        async with calling(self._load.posts, self.problems):
             for slot in slots(60 * minutes, KINDS):
                 if self._kills:
                     await self._kill(slot.kind)
-                    recovered_after_s = self.soaked.recovered_after_s[slot.kind][-1]
+                    recovered_after_s = self._recovered_after_s[slot.kind][-1]
                     console.print(f"{monotonic() - began:.0f} s: {slot.kind} was back after {recovered_after_s} s")
                 await self._push_until(slot, began + slot.ends_after_s)
-                show(self.description())
-                for problem in self.problems()[shown:]:
-                    console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
-                shown = len(self.problems())
-        console.print(f"{monotonic() - began:.0f} s: the load has ended; {self.description()}")
+                requests, problems = sum(self._load.ended.values()), len(self.problems)
+                show(f"{self._times.newest} versions; {requests} requests; {problems} problems")
+                show_problems(self.problems[shown:])
+                shown = problems
         if left := await self._left_over(idle):
-            new_tasks = dict(await asyncio.to_thread(tasks_by_name) - idle_tasks)
-            still = f"{left}; tasks that an idle service had not: {new_tasks}"
-            self.soaked.problems.append(f"{SETTLED_WITHIN_S:g} s after the load ended there were still: {still}")
-        self.soaked.problems += self._broken_streams()
-        await self._check_weights()
-
-    async def _check_weights(self) -> None:
-        """All replicas hold the version that was acknowledged last, and generate with its weights."""
+            self.problems.append(f"{SETTLED_WITHIN_S:g} s after the load ended there were still: {left}")
+        self.problems += self._broken_streams()
+        # All replicas hold the version that was acknowledged last, and generate with its weights.
         newest = self._times.newest
-        self.soaked.problems += await problems_at_the_end(self._client, newest)
-        self.soaked.problems += await logprob_problems(self._client, self._known, newest, self._trainer.state)
-
-    @property
-    def _callers(self) -> Callers:
-        return Callers(self.load.posts(), self.load.problems)
+        self.problems += await problems_at_the_end(self._client, newest)
+        self.problems += await logprob_problems(self._client, self._known, newest, self._trainer.state)
+        self.problems += growth_problems(self.growth())
 
     async def _kill(self, kind: str) -> None:
         """Kills the youngest process of the part, so that the oldest one shows what a process leaks, and waits."""
@@ -143,12 +114,12 @@ class MixedSoak:
                 while not await is_replaced():
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
-            self.soaked.problems.append(f"{kind} was not replaced within {RECOVERED_WITHIN_S:g} s")
-        self.soaked.recovered_after_s[kind].append(round(monotonic() - began, 1))
+            self.problems.append(f"{kind} was not replaced within {RECOVERED_WITHIN_S:g} s")
+        self._recovered_after_s[kind].append(round(monotonic() - began, 1))
 
     async def _push_until(self, slot: Slot, end: float) -> None:
         """Pushes versions, at least `slot.fewest_pushes`, and looks at the service after each."""
-        readings = self.soaked.readings[slot.third]
+        readings = self._readings[slot.third]
         enough = len(readings) + slot.fewest_pushes
         while monotonic() < end or len(readings) < enough:
             await self._trainer.push()
@@ -177,35 +148,38 @@ class MixedSoak:
         """Each caller has one stream at a time, and a kill can break it once."""
         found = []
         for name, kinds in (("broken streams", BREAK_STREAMS), ("broken calls", BREAK_CALLS)):
-            kills = sum(len(self.soaked.recovered_after_s.get(kind, ())) for kind in kinds)
-            most = kills * len(self.load.posts())
-            if self.load.ended[name] > most:
-                found.append(f"There are {self.load.ended[name]} {name}, and at most {most} can be")
+            kills = sum(len(self._recovered_after_s.get(kind, ())) for kind in kinds)
+            most = kills * len(self._load.posts)
+            if self._load.ended[name] > most:
+                found.append(f"There are {self._load.ended[name]} {name}, and at most {most} can be")
         return found
 
-    def problems(self) -> list[str]:
-        return [*self.soaked.problems, *self.load.all_problems()]
+    def growth(self) -> dict[str, Growth]:
+        return all_growth(self._readings[THIRDS - 2], self._readings[THIRDS - 1], BOUNDS)
 
-    def description(self) -> str:
-        return f"{self.soaked.pushes} pushes; {sum(self.load.ended.values())} requests; {len(self.problems())} problems"
-
-    def figures(self, minutes: float) -> dict[str, object]:
+    def figures(self) -> dict[str, object]:
         return {
-            "minutes": minutes,
-            "requests": dict(self.load.ended),
-            "rollouts_streamed": self.load.rollouts.played,
-            "pushes": self.soaked.pushes,
+            "requests": dict(self._load.ended),
+            "pushes": sum(map(len, self._readings.values())),
             "refused": self._trainer.refused,
-            "recovered_after_s": dict(self.soaked.recovered_after_s),
-            "growth": growth_figures(self.soaked.growth()),
+            "recovered_after_s": dict(self._recovered_after_s),
         }
+
+
+def show_growth(growth: Mapping[str, Growth]) -> None:
+    table = Table("held", "second third", "last third", "", title="Medians; bytes in MiB")
+    for name, found in growth.items():
+        unit = 2**20 if max(found.second, found.last) > 2**20 else 1
+        medians = [f"{median / unit:,.1f}" for median in (found.second, found.last)]
+        table.add_row(name, *medians, "" if found.is_within_bound else "grows")
+    console.print(table)
 
 
 async def soak(service: SoakedService, minutes: float, seed: int, kills: bool) -> MixedSoak:
     torch.set_num_threads(1)
     async with AsyncRolloutClient(service.url) as client:
         soaking = MixedSoak(service, client, seed, kills)
-        with rounds_shown(console, len(slots(60 * minutes, KINDS))) as show:
+        with rounds_shown(len(slots(60 * minutes, KINDS))) as show:
             await soaking.run(minutes, show)
     return soaking
 
@@ -216,11 +190,10 @@ def main(
     seed: Annotated[int, typer.Option()] = 0,
     kills: Annotated[bool, typer.Option(help="Without them no call of a rollout may be repeated.")] = True,
 ) -> None:
-    with running(console, soaked_service(config, REPLICAS, console)) as service:
+    with ended_services(), soaked_service(config, REPLICAS) as service:
         ended = asyncio.run(soak(service, minutes, seed, kills))
-    growth = ended.soaked.growth()
-    show_growth(console, growth)
-    finish(console, [*ended.problems(), *growth_problems(growth)], ended.figures(minutes))
+    show_growth(ended.growth())
+    finish(ended.problems, ended.figures())
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import aclosing
 from random import Random
+from time import monotonic
 
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollouts import SampleResult, Sampling
@@ -12,10 +13,16 @@ from rollout_client.errors import StreamBroken
 from tests.endurance.chaos.parts import TASK_NAME
 from tests.endurance.soak.callers import Post
 from tests.endurance.soak.session_load import SessionLoad
-from tests.endurance.soak.steady_rollouts import ENDED_WELL, SAMPLING, TURNS, RolloutTally, SteadyRollouts
+from tests.endurance.soak.span_check import span_problems
+from tests.endurance.soak.version_times import VersionTimes
 
 MATH = "math"
 MATH_SAMPLING = Sampling(max_new_tokens=32)
+TURNS = 4
+SAMPLING = Sampling(temperature=1.5, max_new_tokens=48, ignore_eos=True)
+"""Hot enough to babble: most generations are long, and many are under way when the weights change."""
+ENDED_WELL = {"completed", "truncated", "max_turns"}
+STREAMED_SAMPLES = 12
 SAMPLES = 6
 GENERATIONS = 2
 SAMPLE_RETRIES = 16
@@ -33,47 +40,49 @@ class MixedLoad:
 
     Args:
         url: the service's address.
-        rollouts: makes the requests that are streamed, and checks their rollouts.
+        times: of the versions that are pushed meanwhile; tokens of streamed rollouts are held against them.
+        stream_retries: of one streamed rollout; with 0 a failure of the fleet is a failed rollout.
         seed: of what is scored, and of when clients go away.
     """
 
-    def __init__(self, client: AsyncRolloutClient, url: str, rollouts: SteadyRollouts, seed: int) -> None:
+    def __init__(
+        self, client: AsyncRolloutClient, url: str, times: VersionTimes, stream_retries: int, seed: int
+    ) -> None:
         self.ended: Counter[str] = Counter()
         self.problems: list[str] = []
         self._client = client
-        self._rollouts = rollouts
+        self._times = times
+        self._stream_retries = stream_retries
         self._seed = seed
-        self._sessions = SessionLoad(client, url, self.ended, self.problems)
-
-    @property
-    def rollouts(self) -> RolloutTally:
-        """Of the streams."""
-        return self._rollouts.tally
-
-    def all_problems(self) -> list[str]:
-        return [*self.problems, *self.rollouts.problems]
-
-    def posts(self) -> list[Post]:
+        sessions = SessionLoad(client, url, self.ended, self.problems)
+        own = (self._stream, self._stream, self._math, self._score, self._go_away, self._job)
+        self.posts: list[Post] = [*own, sessions.session, sessions.leave_call]
         """What the callers do, each one thing."""
-        sessions = self._sessions
-        return [
-            self._stream,
-            self._stream,
-            self._math,
-            self._score,
-            self._go_away,
-            self._job,
-            sessions.session,
-            sessions.leave_call,
-        ]
 
     async def _stream(self, number: int) -> None:
+        # Every other request demands what was acknowledged last.
+        min_version = self._times.newest if number % 2 else 0
+        begin, name, results = monotonic(), f"stream {number}", list[SampleResult]()
+        samples = await self._client.example_samples(TASK_NAME, STREAMED_SAMPLES, seed=number)
         try:
-            await self._rollouts.post(number)
-            self.ended["streams"] += 1
+            async with self._client.stream(
+                samples,
+                sampling=SAMPLING,
+                max_rollout_turns=TURNS,
+                sample_retries=self._stream_retries,
+                policy={"min_version": min_version},
+            ) as rollouts:
+                async for result in rollouts:
+                    results.append(result)
+                    wrong = span_problems(result.message_log, self._times, begin, monotonic(), min_version)
+                    self.problems += [f"{name}, rollout {result.idx}: {problem}" for problem in wrong]
         except StreamBroken:
             # A stream goes through one ingress replica and the proxy, and ends with them.
+            self._check(name, results, len(results))
             self.ended["broken streams"] += 1
+        else:
+            self._check(name, results, STREAMED_SAMPLES)
+            self.ended["streams"] += 1
 
     async def _math(self, number: int) -> None:
         samples = await self._client.example_samples(MATH, SAMPLES, seed=number)
@@ -84,7 +93,7 @@ class MixedLoad:
             sample_retries=SAMPLE_RETRIES,
             idempotency_key="auto",
         )
-        self._check(f"request {number}", answer.samples)
+        self._check(f"request {number}", answer.samples, SAMPLES * GENERATIONS)
         self.ended["whole answers"] += 1
 
     async def _score(self, number: int) -> None:
@@ -128,15 +137,15 @@ class MixedLoad:
                 if number % DELETED_JOBS == 0:
                     break
             else:
-                self._check(f"job {number}", results)
+                self._check(f"job {number}", results, SAMPLES * GENERATIONS)
         await self._client.jobs.delete(job.job_id)
         self.ended["jobs"] += 1
 
-    def _check(self, name: str, results: Sequence[SampleResult]) -> None:
+    def _check(self, name: str, results: Sequence[SampleResult], expected: int) -> None:
         self.problems += [
             f"{name}, rollout {result.idx}: status {result.status}: {result.error}"
             for result in results
             if result.error is not None or result.status not in ENDED_WELL
         ]
-        if len(results) != SAMPLES * GENERATIONS:
-            self.problems.append(f"{name}: {len(results)} rollouts of {SAMPLES * GENERATIONS} came back")
+        if len(results) != expected:
+            self.problems.append(f"{name}: {len(results)} rollouts of {expected} came back")

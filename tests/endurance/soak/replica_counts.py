@@ -2,17 +2,15 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from ray.exceptions import RayActorError
 
 from tests.endurance.replica_actors import done_in, event_loop_of, instance_of, replica_actors
 
 ANSWER_TIMEOUT_S = 30.0
-Result = TypeVar("Result")
 TASKS = "asyncio tasks"
 WORK = ("engine requests", "rollouts in flight", "steps")
 """What there is none of when nobody asks for anything."""
@@ -21,35 +19,21 @@ WORK = ("engine requests", "rollouts in flight", "steps")
 def replica_counts() -> dict[str, float]:
     """Sums over all replicas; tasks by deployment, and of the replica that has most of them."""
     counts: Counter[str] = Counter()
-    for deployment, found in asked(counted):
-        tasks = f"{TASKS} of {deployment}"
-        counts[tasks] = max(counts[tasks], found.pop(TASKS))
-        counts.update(found)
-    return {name: float(count) for name, count in counts.items()}
-
-
-def tasks_by_name() -> Counter[str]:
-    """Tasks of all replicas, by the deployment and the coroutine that they run."""
-    return Counter(f"{deployment}: {name}" for deployment, names in asked(task_names) for name in names)
-
-
-def asked(work: Callable[[Any], Coroutine[Any, Any, Result]]) -> Iterator[tuple[str, Result]]:
-    """What `work` returns of each replica, in its event loop; with the deployment."""
     for deployment, actors in replica_actors().items():
+        tasks = f"{TASKS} of {deployment}"
         for actor in actors:
             # It may have just died.
             with suppress(RayActorError):
-                yield deployment, done_in(actor, partial(in_its_loop, work=work))
+                found = done_in(actor, counted_in_its_loop)
+                counts[tasks] = max(counts[tasks], found.pop(TASKS))
+                counts.update(found)
+    return {name: float(count) for name, count in counts.items()}
 
 
-def in_its_loop(replica: Any, work: Callable[[Any], Coroutine[Any, Any, Result]]) -> Result:
+def counted_in_its_loop(replica: Any) -> dict[str, int]:
     """Runs in the replica's process, and not in the event loop that it asks."""
-    asked = asyncio.run_coroutine_threadsafe(work(instance_of(replica)), event_loop_of(replica))
+    asked = asyncio.run_coroutine_threadsafe(counted(instance_of(replica)), event_loop_of(replica))
     return asked.result(ANSWER_TIMEOUT_S)
-
-
-async def task_names(_instance: Any) -> list[str]:
-    return [getattr(task.get_coro(), "__qualname__", "?") for task in asyncio.all_tasks()]
 
 
 async def counted(instance: Any) -> dict[str, int]:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from rich.console import Console
-
 from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
+from tests.endurance.program import console
 
 KV_CACHE_BLOCKS = 512
 """Of 128 tokens. Small, because its pages count as memory once they are used: soon all of them have been."""
@@ -34,7 +33,7 @@ class SoakedService:
 
 
 @contextmanager
-def soaked_service(config: Path, replicas: Mapping[str, int], console: Console) -> Iterator[SoakedService]:
+def soaked_service(config: Path, replicas: Mapping[str, int]) -> Iterator[SoakedService]:
     """Runs the service of `config` for the length of the block.
 
     Args:

@@ -7,6 +7,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 
 from benchmarks.reference_model import State
@@ -23,6 +24,7 @@ REFUSED_SHARE = 0.05
 HTTP_UNPROCESSABLE = 422
 MOST_KEPT = 4
 """Full weights that the trainer keeps for rollbacks, besides the initial ones; the service keeps fewer."""
+UNUSABLE = (torch.nan, torch.finfo(torch.bfloat16).max)
 
 
 class NotRefused(Exception):
@@ -124,10 +126,9 @@ class Trainer:
             del self._full[old]
 
     async def _push_bad(self, version: int) -> None:
-        bad = self._draw.choice([self._weights.with_nan, self._weights.overflowing])()
         self._times.send(version, monotonic())
         try:
-            await self._client.push_weights(bad, version)
+            await self._client.push_weights(self._weights.unusable(self._draw.choice(UNUSABLE)), version)
         except RequestRejected as error:
             if error.status != HTTP_UNPROCESSABLE:
                 raise

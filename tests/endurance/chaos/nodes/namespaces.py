@@ -4,15 +4,12 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-
-import psutil
-
-from service.startup.processes import wait_for_ends
+from time import sleep
 
 BRIDGE = "chaos0"
 NETWORK = "10.213.77"
 BRIDGE_ADDRESS = f"{NETWORK}.254"
-GONE_WITHIN_S = 10.0
+POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,27 +22,11 @@ class Namespace:
         return ["ip", "netns", "exec", self.name, *command]
 
     def kill(self) -> None:
-        """Kills every process in it, and returns when all have ended."""
-        while found := self._processes():
-            for process in found:
-                try:
-                    process.kill()
-                except psutil.NoSuchProcess:
-                    continue
-            wait_for_ends(found, GONE_WITHIN_S)
-
-    def _processes(self) -> list[psutil.Process]:
-        listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
-        return [process for pid in listed.stdout.split() if (process := running(int(pid))) is not None]
-
-
-def running(pid: int) -> psutil.Process | None:
-    """The process, unless it has ended meanwhile."""
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else process
-    except psutil.NoSuchProcess:
-        return None
+        """Kills every process in it, and returns when all have ended. Does nothing if there is no such namespace."""
+        # A process leaves its namespace when it has closed its sockets, before it is a zombie.
+        while pids := ip("netns", "pids", self.name, check=False).split():
+            subprocess.run(["kill", "-KILL", *pids], capture_output=True, check=False)
+            sleep(POLL_S)
 
 
 @contextmanager
@@ -65,8 +46,11 @@ def namespaces(count: int) -> Iterator[list[Namespace]]:
         yield nodes
     finally:
         for node in nodes:
-            remove(node)
-        subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True, check=False)
+            node.kill()
+            # Linux takes seconds to remove the devices of a namespace that is gone, and the next run needs their names.
+            ip("link", "delete", node.name, check=False)
+            ip("netns", "delete", node.name, check=False)
+        ip("link", "delete", BRIDGE, check=False)
 
 
 def add(node: Namespace) -> None:
@@ -78,15 +62,6 @@ def add(node: Namespace) -> None:
         ip("-n", node.name, "link", "set", device, "up")
 
 
-def remove(node: Namespace) -> None:
-    """Does nothing if there is none."""
-    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    if node.name in [line.split()[0] for line in listed.splitlines()]:
-        node.kill()
-        # Linux takes seconds to remove the devices of a namespace that is gone, and the next run needs their names.
-        ip("link", "delete", node.name)
-        ip("netns", "delete", node.name)
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], capture_output=True, check=True)
+def ip(*arguments: str, check: bool = True) -> str:
+    """What `ip` prints."""
+    return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=check).stdout

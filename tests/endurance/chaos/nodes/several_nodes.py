@@ -20,8 +20,8 @@ from time import monotonic, sleep
 from typing import Any
 
 import httpx
+import yaml
 from dotenv import dotenv_values
-from rich.console import Console
 
 from rollout_client.contract.info import Ready
 from rollout_client.contract.policy import PolicyState
@@ -30,7 +30,8 @@ from tests.endurance.chaos.counted_puzzle import counted_puzzle
 from tests.endurance.chaos.nodes.namespaces import BRIDGE_ADDRESS, Namespace, namespaces
 from tests.endurance.chaos.parts import TASK_NAME
 from tests.endurance.chaos.rounds import Struck
-from tests.paths import SIMULATED_REPLICA
+from tests.endurance.program import console
+from tests.paths import TINY_MODEL
 
 HEAD, ASKED, OTHER = range(3)
 """The places of the nodes: the head, the one whose proxy is asked, and another one."""
@@ -151,36 +152,22 @@ def config_of_nodes(redis: str, steps_file: Path) -> dict[str, Any]:
         redis: where the jobs are kept, as `host:port`.
         steps_file: the steps of the task are written there.
     """
-    one_a_node = {"num_replicas": 3, "max_replicas_per_node": 1}
-    return {
-        "proxy_location": "EveryNode",
-        "http_options": {"host": "0.0.0.0", "port": HTTP_PORT},
-        "applications": [
-            {
-                "name": "rollout",
-                "import_path": "service.app:build",
-                "route_prefix": "/",
-                "args": {
-                    "engine": {
-                        "model": str(REPOSITORY / "models" / "tiny"),
-                        "max_model_len": 4096,
-                        "device": "cpu",
-                        "num_cpus": 0.1,
-                        "replica": SIMULATED_REPLICA,
-                        "simulated": {"time_to_first_token_s": 0.3, "time_per_token_s": 0.02, "max_num_seqs": 256},
-                    },
-                    "environments": {TASK_NAME: counted_puzzle(steps_file)},
-                    "jobs": {"redis_url": f"redis://{redis}"},
-                    "access": {"guarded_by": "network namespaces that nothing outside of this machine reaches"},
-                },
-                "deployments": [{"name": name, **one_a_node} for name in ("Ingress", "Generator", TASK_NAME)],
-            }
-        ],
+    config: dict[str, Any] = yaml.safe_load((REPOSITORY / "serve_config.scale.yaml").read_text())
+    [application] = config["applications"]
+    simulated = {"time_to_first_token_s": 0.3, "time_per_token_s": 0.02, "max_num_seqs": 256}
+    application["args"]["engine"] |= {"model": str(TINY_MODEL), "simulated": simulated}
+    application["args"] |= {
+        "environments": {TASK_NAME: counted_puzzle(steps_file)},
+        "jobs": {"redis_url": f"redis://{redis}"},
+        "access": {"guarded_by": "network namespaces that nothing outside of this machine reaches"},
     }
+    one_a_node = {"num_replicas": 3, "max_replicas_per_node": 1}
+    application["deployments"] = [{"name": name, **one_a_node} for name in ("Ingress", "Generator", TASK_NAME)]
+    return config | {"proxy_location": "EveryNode", "http_options": {"host": "0.0.0.0", "port": HTTP_PORT}}
 
 
 @contextmanager
-def several_nodes(steps_file: Path, console: Console) -> Iterator[SeveralNodes]:
+def several_nodes(steps_file: Path) -> Iterator[SeveralNodes]:
     """Runs the service for the length of the block."""
     with (
         tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as name,
