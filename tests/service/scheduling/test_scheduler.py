@@ -80,37 +80,29 @@ def test_a_replica_gets_its_window_and_the_others_wait_in_order() -> None:
     assert scheduler.waiting == 1
 
 
-def test_scoring_is_charged_for_its_prompt() -> None:
-    scheduler = new_scheduler("a")
-    prompt = range(300)
-    asked = ScoringRequest("s", prompt, 1, (), SamplingOptions(), rollout_id="s", share=RequestShare("scores"))
-    scoring = scheduler.submit(asked)
-    assert scoring.cost == 1 + PREFILL_COST * len(prompt)
-    assert scoring.kv_tokens == 1 + len(prompt)
-    scheduler.end(scoring, new_tokens=0)
-    assert scheduler.submit(generation("r")).cost == 100 + PREFILL_COST * 10
-    assert expected_tokens(scheduler) == FIRST_EXPECTED_TOKENS
-
-
-def test_a_call_is_charged_for_its_choices_and_learned_from_as_one() -> None:
-    scheduler = new_scheduler("a")
-    share = RequestShare("call")
-    asked = ServedRequest("c", range(10), 100, (), SamplingOptions(), rollout_id="c", share=share, choices=5)
-    call = scheduler.submit(asked)
-    assert (call.cost, call.kv_tokens) == (5 * 100 + PREFILL_COST * 10, 5 * 100 + 10)
-    scheduler.end(call, new_tokens=50)
-    learned = FIRST_EXPECTED_TOKENS + LEARNING_RATE * (10 - FIRST_EXPECTED_TOKENS)
-    assert expected_tokens(scheduler) == pytest.approx(learned)
-
-
-def expected_tokens(scheduler: GenerationScheduler) -> float:
-    """Of a generation of a new request, that may have any length."""
-    return scheduler.submit(replace(generation("new", "new", prompt=0), max_new_tokens=10**6)).cost
-
-
 def call_of(choices: int, name: str = "call") -> ServedRequest:
     share = RequestShare(name)
     return ServedRequest(name, range(10), 100, (), SamplingOptions(), rollout_id=name, share=share, choices=choices)
+
+
+SCORED = ScoringRequest("s", range(300), 1, (), SamplingOptions(), rollout_id="s", share=RequestShare("scores"))
+LEARNED_OF_A_CALL = FIRST_EXPECTED_TOKENS + LEARNING_RATE * (10 - FIRST_EXPECTED_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("asked", "prompt", "made", "ended_with", "expected"),
+    [(SCORED, 300, 1, 0, FIRST_EXPECTED_TOKENS), (call_of(5), 10, 5 * 100, 50, LEARNED_OF_A_CALL)],
+)
+def test_scores_and_calls_are_charged_for_their_prompt_and_all_choices(
+    asked: GenerationRequest, prompt: int, made: int, ended_with: int, expected: float
+) -> None:
+    scheduler = new_scheduler("a")
+    scheduled = scheduler.submit(asked)
+    assert (scheduled.cost, scheduled.kv_tokens) == (made + PREFILL_COST * prompt, made + prompt)
+    scheduler.end(scheduled, new_tokens=ended_with)
+    # A score teaches nothing of lengths, and a call the mean of its choices.
+    new = replace(generation("new", "new", prompt=0), max_new_tokens=10**6)
+    assert scheduler.submit(new).cost == pytest.approx(expected)
 
 
 def test_a_call_takes_a_place_of_the_window_for_each_of_its_choices() -> None:
@@ -307,23 +299,13 @@ def test_a_suspect_replica_that_is_gone_is_not_tried() -> None:
     assert scheduler.submit(generation("another")).replica == "a", "it is new"
 
 
-def test_an_ingress_leaves_others_their_part_of_the_window() -> None:
-    scheduler, generations = with_generations(10, "a")
-    assert scheduler.observe("a", ReplicaLoad(ongoing_generations=8, ingresses=2), ended=0) == []
-    assert [names(scheduler.end(scheduled)) for scheduled in generations[:3]] == [[], [], ["r4"]]
-
-
-def test_later_requests_begin_at_the_virtual_time_of_their_replica() -> None:
-    scheduler = new_scheduler("a")
-    scheduler.observe("a", ReplicaLoad(0, virtual_time=5000), ended=0)
-    assert scheduler.submit(generation("one")).virtual_time == 5000
-
-
-def test_without_reports_requests_begin_at_the_highest_time_that_ended() -> None:
+def test_requests_begin_at_the_highest_time_that_ended_or_was_reported() -> None:
     scheduler = new_scheduler("a")
     for number in range(3):
         scheduler.end(scheduler.submit(generation(f"{number}", prompt=0)), new_tokens=100)
     assert scheduler.submit(generation("other", "other")).virtual_time == 200
+    scheduler.observe("a", ReplicaLoad(0, virtual_time=5000), ended=0)
+    assert scheduler.submit(generation("later", "later")).virtual_time == 5000
 
 
 def test_a_small_generation_does_not_overtake_a_large_one() -> None:
