@@ -267,6 +267,14 @@ def test_an_interrupted_generation_goes_on_as_the_same_message() -> None:
     assert (metrics.turn_count, metrics.turn_gen_tokens, metrics.turn_input_tokens) == (1, [4], [1])
 
 
+def test_a_generation_interrupted_before_its_first_token_leaves_no_trace() -> None:
+    episode = EpisodeRecipe(seed=7).make()
+    before, request = episode.result(), generation_due(episode)
+    episode.add_generation(interrupted(""))
+    assert episode.result() == before
+    assert episode.next_generation() == request
+
+
 def test_a_posted_partial_response_goes_on_as_the_same_message_and_turn() -> None:
     recipe = EpisodeRecipe(message_log=lambda _: PARTIAL_LOG, max_rollout_turns=1, seed=7)
     result = play(recipe, generator := ScriptedGenerator(["C"]), ScriptedEnvironment([outcome("O", 1.0)]))

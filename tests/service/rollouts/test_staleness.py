@@ -21,7 +21,7 @@ from service.rollouts.episode import Episode
 from service.rollouts.loop import RolloutContext
 from service.rollouts.metrics import STATUSES_WITH_FINAL_REWARD, RequestMetricsAccumulator
 from service.rollouts.pacing import Schedule
-from service.rollouts.staleness import RolloutVersions, VersionBounds, VersionFeed, oldest_version
+from service.rollouts.staleness import RolloutVersions, VersionBounds, VersionFeed, _tokens_of_version, oldest_version
 from tests import virtual_time
 from tests.service.rollouts.playing import KEEP_ALL, error_of, greedy_generation, playing
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, first_part, outcome
@@ -132,6 +132,15 @@ def test_a_rollout_of_an_exact_version_generates_with_no_other() -> None:
         "Version 7 must generate every token of the rollout, and version 8 took its place before the rollout had "
         "ended. Demand another version, or push new weights when rollouts have ended."
     )
+
+
+@pytest.mark.parametrize(("made", "kept"), [((7, 7, 7), 3), ((7, 7, 8), 2), ((8, 7, 7), 0), ((7, 8, 7), 1), ((), 0)])
+def test_only_the_tokens_before_those_of_another_version_count(made: tuple[int, ...], kept: int) -> None:
+    assert _tokens_of_version(spans(*made), "7") == kept
+    generation = generation_of(*made)
+    part = versions_at(7, version=7).demanded_part(generation)
+    assert part == (generation if kept == len(made) else replace(generation_of(*made[:kept]), finish_reason="abort"))
+    assert (part is generation) == (kept == len(made))
 
 
 @dataclass

@@ -46,6 +46,10 @@ def test_a_generation_that_is_cut_anywhere_stops_where_the_uncut_one_stops(
     assert first + generated(text[len(first) :]) == whole
 
 
+def test_a_stop_string_that_begins_before_the_window_is_found() -> None:
+    assert kept(["a", "x", "y", *[""] * FIRST_WINDOW], "xyz") == 1
+
+
 def test_a_long_generation_is_looked_at_only_at_its_end() -> None:
     looked_at: list[int] = []
 

@@ -216,7 +216,7 @@ LOAD = ("PUT", "/policy/versions/7", {"json": {"checkpoint": "/etc"}})
 ROLL_BACK = ("POST", "/policy/rollback", {"content": '{"to": 5}'})
 NO_INFO: dict[str, Any] = {"json": {"init_info": {}}}
 INIT = ("POST", "/policy/transfer/init", NO_INFO)
-DROP = ("DELETE", "/policy/names/b", {})
+DROP = ("DELETE", "/policy/names/b", {"json": None})
 PLAY = ("POST", "/rollout", {"json": {"samples": [SAMPLE], "policy": {"name": "b", "version": 9}}})
 CALL = ("POST", "/v1/completions?version=3", {"json": {"prompt": "Hi"}})
 SCORE = ("POST", "/score", {"json": {"sequences": [[1, 2]], "policy": {"name": "b"}}})

@@ -43,14 +43,6 @@ def test_a_flow_that_had_nothing_to_start_earns_nothing_for_that_time() -> None:
     assert started(queue, 20) == {"a": 10, "b": 10}
 
 
-def test_a_flow_that_begins_late_is_next() -> None:
-    queue = queue_with({"a": 1}, 50)
-    started(queue, 20)
-    queue.advance(10.0)
-    queue.add("b", "l", queue.flow("b", 1), rank=0)
-    assert start_next(queue) == "b"
-
-
 def test_a_flow_that_leaves_a_lane_many_times_leaves_nothing_behind() -> None:
     queue, before = queue_with({"a": 1}, 1), kept(_ItemsInLane)
     flow = queue.flow("b", 1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.simulation.timing import Timing
 from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
-from service.scheduling.window import EngineCapacity, ReplicaWindow
+from service.scheduling.window import SUSPECT_AFTER, EngineCapacity, ReplicaWindow
 from tests.service.scheduling.simulated_fleet import Batch, Fleet
 
 CAPACITY = EngineCapacity(sequences=10, kv_tokens=1000)
@@ -95,7 +95,36 @@ def test_generations_of_this_ingress_are_none_of_others() -> None:
     assert not window.observe(ReplicaLoad(ongoing_generations=7, ingresses=2), ended=2)
 
 
+def test_after_failures_one_generation_at_a_time_tries_the_replica() -> None:
+    window = ReplicaWindow(CAPACITY, 2.0)
+    for _ in range(SUSPECT_AFTER - 1):
+        window.note_failure()
+    window.note_success()
+    for _ in range(SUSPECT_AFTER - 1):
+        window.note_failure()
+    assert (window.is_suspect, room_of(window), window.has_free_sequence) == (False, 20, True)
+    window.note_failure()
+    assert (window.is_suspect, room_of(window), window.has_free_sequence) == (True, 1, False)
+    window.note_success()
+    assert (window.is_suspect, room_of(window), window.has_free_sequence) == (False, 20, True)
+
+
+def test_a_sequence_is_free_while_generations_are_fewer_than_the_batch() -> None:
+    window = ReplicaWindow(CAPACITY, 2.0)
+    window.observe(ReplicaLoad(ongoing_generations=8, ingresses=2), ended=0)
+    window.add(1.0)
+    assert (window.ongoing, window.has_free_sequence) == (9, True)
+    window.add(1.0)
+    assert (window.ongoing, window.has_free_sequence) == (10, False)
+
+
 TIMING = Timing(time_per_token_s=0.01, max_num_seqs=16)
+
+
+def test_a_policy_that_has_its_adapter_in_the_batch_may_go_on() -> None:
+    window = ReplicaWindow(EngineCapacity(adapters=1), 2.0)
+    window.add(1.0, "a")
+    assert [window.may_start(policy) for policy in ("a", "b", None)] == [True, False, True]
 
 
 def fleet_of(names: str, max_loras: float, replicas: int = 1, rollouts: int = 1000) -> Fleet:
