@@ -21,12 +21,6 @@ from service.settings import AccessSettings, ServiceSettings
 from tests.paths import TINY_MODEL
 
 WITH_TLS = HTTPOptions(host="127.0.0.1").model_copy(update={"ssl_certfile": "/etc/tls.crt"})
-SETTINGS = ServiceSettings.model_validate(
-    {
-        "engine": {"device": "cpu", "model": "models/tiny", "max_model_len": 64},
-        "environments": {"math": {"import_path": "deployments.tasks.math:MathEnvironment"}},
-    }
-)
 
 
 EVERYTHING = ServiceSettings.model_validate(
@@ -90,8 +84,8 @@ def test_each_deployment_takes_what_it_is_given() -> None:
 def test_where_strangers_could_reach_it_the_application_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "http_options", lambda: HTTPOptions(host="0.0.0.0"))
     with pytest.raises(ServiceExposed, match=r"^http_options\.host: 0\.0\.0\.0 can be reached from other machines"):
-        build(SETTINGS)
-    guarded = SETTINGS.model_copy(update={"access": AccessSettings(guarded_by="the gateway asks who is calling")})
+        build(EVERYTHING)
+    guarded = EVERYTHING.model_copy(update={"access": AccessSettings(guarded_by="the gateway asks who is calling")})
     build(guarded)
 
 
@@ -100,7 +94,7 @@ def test_the_service_listens_where_serve_and_the_label_of_its_node_say(
     labels: dict[str, str], port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert http_options() is None, "nothing listens without a Serve that runs"
-    build(SETTINGS)
+    build(EVERYTHING)
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     client = SimpleNamespace(http_config=WITH_TLS.model_copy(update={"port": 24817}))
     monkeypatch.setattr(serve.context, "_get_global_client", lambda **_: client)
@@ -115,6 +109,6 @@ def test_the_tokenizer_is_that_of_the_model_unless_another_one_is_named(
     engine: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    settings = SETTINGS.model_copy(update={"engine": SETTINGS.engine.model_copy(update=engine)})
+    settings = EVERYTHING.model_copy(update={"engine": EVERYTHING.engine.model_copy(update=engine)})
     tokenizer, parser = asyncio.run(_load_chat(settings))
     assert (len(tokenizer.vocabulary), parser) == (262, None)

@@ -45,14 +45,6 @@ def test_an_empty_list_lets_nobody_in() -> None:
     assert parsed_keys(b"keys: []").caller_with(KEY) is None
 
 
-def test_two_keys_of_one_name_are_both_valid() -> None:
-    keys = parsed_keys(content(ENTRY, ENTRY | {"sha256": hash_of(OTHER), "scopes": ["read"]}))
-    assert [keys.caller_with(key) for key in (KEY, OTHER)] == [
-        Caller("team", frozenset({"rollout"})),
-        Caller("team", frozenset({"read"})),
-    ]
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -1,23 +1,9 @@
 """What may be in flight: no bound is exceeded, and nothing stays reserved."""
 
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from service.admission.capacity import RESOURCES, Amounts, Bound, Capacity, NoRoom, Reservation
-
-
-def admitted(capacity: Capacity, rollouts: int) -> Reservation:
-    reservation = Reservation()
-    capacity.grow(reservation, Amounts(rollouts))
-    return reservation
-
-
-def refused(capacity: Capacity, rollouts: int) -> NoRoom:
-    with pytest.raises(NoRoom) as raised:
-        admitted(capacity, rollouts)
-    return raised.value
-
 
 amounts = st.builds(Amounts, st.integers(0, 12), st.integers(0, 120), st.integers(0, 60))
 
@@ -75,30 +61,3 @@ class Requests(RuleBasedStateMachine):
 
 
 TestRequests = Requests.TestCase
-
-
-def test_a_request_that_exceeds_a_bound_by_itself_is_refused_for_good() -> None:
-    exceeded = Bound("rollouts", 4, "share", 10)
-    capacity = Capacity([Bound("rollouts", 100, "most"), exceeded])
-    for in_flight in (0, 4):
-        admitted(capacity, in_flight)
-        with pytest.raises(NoRoom) as raised:
-            admitted(capacity, 11)
-        assert (raised.value.wanted, raised.value.bound, raised.value.in_flight) == (11, exceeded, None)
-
-
-def test_a_request_larger_than_the_share_is_admitted_alone() -> None:
-    capacity = Capacity([Bound("rollouts", 4, "share", 10)])
-    large = admitted(capacity, 10)
-    refused(capacity, 1)
-    capacity.close(large)
-    admitted(capacity, 1)
-    refused(capacity, 10)
-
-
-def test_new_bounds_hold_for_what_grows_from_then_on() -> None:
-    capacity = Capacity([Bound("rollouts", 4, "share")])
-    admitted(capacity, 4)
-    refused(capacity, 1)
-    capacity.bounds = [Bound("rollouts", 5, "share")]
-    admitted(capacity, 1)

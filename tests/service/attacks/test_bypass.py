@@ -107,16 +107,6 @@ def test_no_other_method_leads_past_the_key(keyed: KeyedHttp, method: str, path:
     assert refused(keyed, method, path).status_code in (401, 405)
 
 
-def test_a_recorded_request_is_refused_once_its_key_is_withdrawn(keyed: KeyedHttp) -> None:
-    recorded: dict[str, Any] = {"headers": keyed.bearer("rollout"), "json": BODY}
-    assert keyed.service.request("POST", "/rollout", **recorded).status_code == 200
-    keyed.write({"read": {}})
-    keyed.let_check()
-    played = len(keyed.service.generator.requests)
-    assert keyed.service.request("POST", "/rollout", **recorded).status_code == 401
-    assert len(keyed.service.generator.requests) == played
-
-
 def test_every_guess_is_compared_with_every_key_in_constant_time(
     keyed: KeyedHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,19 +98,6 @@ def test_many_requests_at_once_get_the_quota_and_leaving_frees_it(tmp_path: Path
         assert service.service.admission.in_flight == Amounts()
 
 
-def test_a_body_is_not_read_without_a_key(tmp_path: Path) -> None:
-    """What a compressed bomb may take with one: `http/test_body.py`."""
-    read: list[bytes] = []
-
-    async def chunks() -> Any:
-        read.append(b"x")
-        yield read[-1]
-
-    headers = {"content-encoding": "gzip"}
-    answer = KeyedHttp(tmp_path).service.request("POST", "/rollout", content=chunks(), headers=headers)
-    assert (answer.status_code, read) == (401, [])
-
-
 TEAM = {"authorization": "Bearer secret"}
 
 

@@ -23,6 +23,7 @@ from service.http.request_body import (
 from service.problems import RequestProblem
 from tests import virtual_time
 from tests.service.http.http_requests import http_request
+from tests.service.scripted_http import named
 
 Compress = Callable[[bytes], bytes]
 COMPRESSIONS = [("gzip", gzip.compress), ("zstd", zstandard.compress)]
@@ -30,8 +31,7 @@ TEXT = b"one two three " * 40
 
 
 def read(*chunks: bytes, most_bytes: int = 10_000, **headers: str) -> bytes:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return bytes(asyncio.run(read_body(http_request(chunks, named), most_bytes)))
+    return bytes(asyncio.run(read_body(http_request(chunks, named(headers)), most_bytes)))
 
 
 def refused(*chunks: bytes, most_bytes: int = 10_000, **headers: str) -> tuple[int, str]:

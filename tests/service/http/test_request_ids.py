@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -119,11 +120,7 @@ def test_a_rejected_prompt_is_logged_with_its_request_and_sample(caplog: pytest.
 
 def test_a_deployment_that_does_not_answer_is_logged_with_the_callers_id(caplog: pytest.LogCaptureFixture) -> None:
     service = ScriptedHttp()
-
-    async def lost() -> Any:
-        raise EnvironmentLost("The replica of environment 'math' died during the call.")
-
-    service.environments["math"].describe = lost  # type: ignore[method-assign]
+    service.environments["math"].describe = AsyncMock(side_effect=EnvironmentLost("It died."))  # type: ignore[method-assign]
     response = service.request("GET", "/tasks", headers={"x-request-id": MINE})
     assert (response.status_code, response.headers["retry-after"]) == (503, "2")
     assert (response.headers["x-request-id"], response.json()["request_id"]) == (MINE, MINE)

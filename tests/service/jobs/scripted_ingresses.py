@@ -31,7 +31,7 @@ from tests.fakes.policy_store import ScriptedStore
 from tests.fakes.storage import Kept, ScriptedStorage
 from tests.service.rollouts.playing import RandomEnvironment, RandomGenerator
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
-from tests.service.scripted_http import app_of, tokenizer
+from tests.service.scripted_http import app_of, named, tokenizer
 
 MAX_MODEL_LEN = 60
 DESCRIPTION = GeneratorDescription("tiny", MAX_MODEL_LEN, 262)
@@ -166,8 +166,7 @@ class ScriptedIngresses:
 
     async def post(self, replica: int, body: dict[str, Any], path: str = "/rollout", **headers: str) -> httpx.Response:
         """An underscore in the name of a header stands for a hyphen."""
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return await self.request(replica, "POST", path, content=json.dumps(body), headers=named)
+        return await self.request(replica, "POST", path, content=json.dumps(body), headers=named(headers))
 
     async def submit(self, body: dict[str, Any], **headers: str) -> str:
         """The id of a job that is posted to the first replica."""

@@ -14,13 +14,14 @@ from deployments.data.rows import DataReader
 from deployments.failures import EnvironmentBroken
 from deployments.protocols.environments import StepRequest
 from rollout_client import RequestRejected
+from rollout_client.calls.async_client.jobs import AsyncJobs
 from rollout_client.contract.jobs import JobCursor, JobEvent
 from rollout_client.contract.selection import SampleRange
 from rollout_env import StepOutcome
 from service.jobs.codec import PLAYED, _ranges_without, cursor_of, ranges_entry
 from service.rollout_requests.sample_ranges import pieces_of
 from tests import virtual_time
-from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of
+from tests.service.jobs.scripted_ingresses import ENDS_WITHIN_S, ScriptedIngresses, request_of
 from tests.service.rollouts.playing import RandomEnvironment
 
 FIRST, COUNT = 5, 8
@@ -67,11 +68,15 @@ class Trainer:
 
     def __init__(self, cluster: ScriptedIngresses, cursor: JobCursor) -> None:
         self._cluster = cluster
-        self._jobs = cluster.client(0).jobs
         self.cursor: JobCursor | None = cursor
         """`None` when nothing is left."""
         self.trained: list[str] = []
         self._checkpoints = [(cursor, self.trained)]
+
+    @property
+    def _jobs(self) -> AsyncJobs:
+        """Those of the ingress replica that runs now: a client of one that was killed waits forever."""
+        return self._cluster.client(0).jobs
 
     async def train(self, events: int) -> None:
         for _ in range(events):
@@ -139,8 +144,9 @@ async def test_each_sample_is_trained_on_once_whatever_dies(happenings: list[tup
                 await cluster.request(1, "DELETE", f"/jobs/{trainer.cursor.job_id}")
             case "train" | "save" | "restart":
                 await getattr(trainer, what)(argument)
-    while trainer.cursor is not None:
-        await trainer.train(1)
+    async with asyncio.timeout(ENDS_WITHIN_S):
+        while trainer.cursor is not None:
+            await trainer.train(1)
     assert sorted(trainer.trained) == sorted(f"s{place}" for place in range(FIRST, FIRST + COUNT))
 
 

@@ -83,6 +83,8 @@ def test_a_stream_and_arrow_have_the_rollouts_of_the_whole_answer() -> None:
     assert [sample.id for sample in table.samples] == ids(KEPT)
     for groups in (summary["summary"]["groups"], table.groups.model_dump(exclude_unset=True) if table.groups else {}):
         assert without_ahead(groups) == without_ahead(whole["groups"])
+    assert summary["summary"]["next_samples_from"] == whole["next_samples_from"]
+    assert [each.model_dump(exclude_unset=True) for each in table.next_samples_from] == whole["next_samples_from"]
 
 
 async def play(service: ScriptedIngresses, groups: int, kills_after_s: list[int]) -> tuple[str, list[dict[str, Any]]]:

@@ -11,7 +11,7 @@ from grpc import RpcError
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import RayServeException
 
-from deployments.failures import EnvironmentBroken, EnvironmentLost
+from deployments.failures import EnvironmentLost
 from deployments.rpc.batching import MOST_BYTES_PER_MESSAGE, MOST_ITEMS_PER_MESSAGE, CallBatcher
 from service.remote.replica_stream import control_calls, streamed_calls
 from tests import virtual_time
@@ -100,13 +100,6 @@ async def test_requests_of_consecutive_iterations_go_in_one_call(
         await asyncio.sleep(0)
     await asyncio.gather(*calls, return_exceptions=True)
     assert replica.requests == sent
-
-
-def test_requests_of_one_iteration_go_in_one_call() -> None:
-    broken = EnvironmentBroken("The environment raised KeyError: 'x'")
-    replica = ScriptedReplica([[(2, "C")], [(0, "A"), (1, broken)]])
-    assert call_all(replica, "a", "b", "c") == ["A", broken, "C"]
-    assert replica.requests == [["a", "b", "c"]]
 
 
 @virtual_time.test

@@ -44,8 +44,10 @@ async def test_the_retry_of_a_lost_step_goes_to_another_replica() -> None:
 
     with pytest.raises(EnvironmentLost):
         await environment.step(request("a"))
-    assert await environment.step(request("a")) == outcome()
-    assert {replica for replica, _ in handle.stepped} == {"one", "two"}
+    for _ in range(8):
+        assert await environment.step(request("a")) == outcome()
+    (lost, _), *retried = handle.stepped
+    assert {replica for replica, _ in retried} == {"one", "two"} - {lost}
 
 
 @virtual_time.test
@@ -158,16 +160,6 @@ def test_in_lockstep_an_environment_gets_one_call_per_turn(samples: int) -> None
     episodes = [EpisodeRecipe(position=place, max_rollout_turns=3).make() for place in range(samples)]
     collect(episodes, RolloutContext(ScriptedGenerator(["A"]), {"task": environment}, LockstepSchedule()))
     assert [len(requests) for requests in handle.requests] == [samples] * 3
-
-
-@virtual_time.test
-async def test_two_requests_in_lockstep_are_shared_by_the_replicas() -> None:
-    handle, environment = environment_over("one", "two")
-
-    steps = [request(f"{lockstep_id}{number}", lockstep_id) for number in range(3) for lockstep_id in "ab"]
-    await asyncio.gather(*map(environment.step, steps))
-    assert sorted(step_ids for _, step_ids in handle.stepped) == [["a0", "a1", "a2"], ["b0", "b1", "b2"]]
-    assert {replica for replica, _ in handle.stepped} == {"one", "two"}
 
 
 @virtual_time.test

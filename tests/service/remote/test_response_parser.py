@@ -38,26 +38,20 @@ class ScriptedWorkers:
         return [len(call) for call in self.calls]
 
 
-def started(
-    parser: ProcessResponseParser, token_ids: Sequence[int], prompt: Sequence[int] = (7, 8)
-) -> "list[asyncio.Task[ParsedResponse]]":
-    responses = [ResponseToParse([token_id], prompt) for token_id in token_ids]
+def started(parser: ProcessResponseParser, token_ids: Sequence[int]) -> "list[asyncio.Task[ParsedResponse]]":
+    responses = [ResponseToParse([token_id], (7, 8)) for token_id in token_ids]
     return [asyncio.create_task(parser.parse(response)) for response in responses]
 
 
-async def iterations() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
+@pytest.mark.parametrize(("needs_prompt", "prompt"), [(False, ()), (True, (7, 8))])
 @virtual_time.test
-async def test_responses_of_one_iteration_travel_together() -> None:
+async def test_responses_of_one_iteration_travel_together(needs_prompt: bool, prompt: tuple[int, ...]) -> None:
     workers = ScriptedWorkers()
     workers.let_end()
-    tasks = started(ProcessResponseParser(workers.parse, 1), [1, 2, 3])
+    tasks = started(ProcessResponseParser(workers.parse, 1, needs_prompt=needs_prompt), [1, 2, 3])
     assert [parsed.reasoning_content for parsed in await asyncio.gather(*tasks)] == ["[1]", "[2]", "[3]"]
     assert workers.sizes == [3]
-    assert all(response.prompt_token_ids == () for response in workers.calls[0]), "no parser asked for them"
+    assert [response.prompt_token_ids for response in workers.calls[0]] == [prompt] * 3
 
 
 @virtual_time.test
@@ -67,10 +61,10 @@ async def test_what_comes_while_all_processes_work_goes_together() -> None:
     tasks = []
     for token_id in (1, 2, 3, 4):
         tasks += started(parser, [token_id])
-        await iterations()
+        await virtual_time.settled()
     assert workers.sizes == [1, 1]
     workers.let_end(1)
-    await iterations()
+    await virtual_time.settled()
     assert workers.sizes == [1, 1, 2]
     workers.let_end()
     await asyncio.gather(*tasks)
@@ -112,21 +106,12 @@ async def test_a_response_that_nobody_waits_for_any_longer_is_not_sent() -> None
     workers = ScriptedWorkers()
     parser = ProcessResponseParser(workers.parse, 1)
     [running] = started(parser, [1])
-    await iterations()
+    await virtual_time.settled()
     cancelled, waiting = started(parser, [2, 3])
-    await iterations()
+    await virtual_time.settled()
     cancelled.cancel()
-    await iterations()
+    await virtual_time.settled()
     workers.let_end()
     assert (await waiting).reasoning_content == "[3]"
     assert [[list(response.token_ids) for response in call] for call in workers.calls] == [[[1]], [[3]]]
     await running
-
-
-@virtual_time.test
-async def test_a_parser_that_reads_the_prompt_gets_its_tokens() -> None:
-    workers = ScriptedWorkers()
-    workers.let_end()
-    parser = ProcessResponseParser(workers.parse, 1, needs_prompt=True)
-    await asyncio.gather(*started(parser, [1], prompt=[5, 6]))
-    assert workers.calls[0][0].prompt_token_ids == [5, 6]

@@ -125,12 +125,6 @@ async def test_a_call_that_is_left_is_aborted_while_others_go_on() -> None:
     assert handle.aborted == [("a", ["one"])]
 
 
-def test_a_call_that_ends_without_its_last_part_is_lost() -> None:
-    _, generator = generator_over([[WHOLE[0]]], "a")
-    with pytest.raises(GenerationLost, match="ended the call without an answer"):
-        virtual_time.run(answered(generator, request("one")))
-
-
 @virtual_time.test
 async def test_a_call_beyond_the_window_waits_for_its_turn() -> None:
     _, generator = generator_over([WHOLE], "a", window_factor=1.0)

@@ -30,12 +30,6 @@ def sessions_of(sample: dict[str, Any], **request: Any) -> list[Any]:
     return [episode.next_run().session for episode in episodes if isinstance(episode, AgentEpisode)]
 
 
-def refusals(sample: dict[str, Any], **request: Any) -> list[tuple[str, str]]:
-    with pytest.raises(RequestProblem) as raised:
-        made(sample, **request)
-    return [(problem.field, problem.message) for problem in raised.value.problem.errors]
-
-
 def test_the_sessions_of_a_group_are_opened_as_the_request_says() -> None:
     sessions = sessions_of(
         {"messages": QUESTION, "id": "a", "level": 3, "stop_strings": ["!"]},
@@ -67,11 +61,24 @@ def test_a_sample_of_an_agent_may_have_no_prompt_or_a_long_one() -> None:
     assert long.result().message_log == []
 
 
-def test_an_agent_cannot_go_on_with_a_log() -> None:
-    log = [{"role": "user", "content": "a", "token_ids": [64]}]
-    [(field, message)] = refusals({"message_log": log})
-    assert field == "samples[0].message_log"
-    assert "post the sample's messages in its place" in message
+LOG = [{"role": "user", "content": "a", "token_ids": [64]}]
+
+
+@pytest.mark.parametrize(
+    ("sample", "request_", "field", "says"),
+    [
+        ({"message_log": LOG}, {}, "samples[0].message_log", "post the sample's messages in its place"),
+        ({}, {"include": ["entropy"]}, "include[0]", "it needs sampling.top_k at least 1"),
+        ({"messages": QUESTION}, {"schedule": "lockstep"}, "schedule", "a program plays played"),
+    ],
+)
+def test_what_no_agent_can_play_is_refused(
+    sample: dict[str, Any], request_: dict[str, Any], field: str, says: str
+) -> None:
+    with pytest.raises(RequestProblem) as raised:
+        made(sample, **request_)
+    [problem] = raised.value.problem.errors
+    assert (problem.field, says in problem.message) == (field, True)
 
 
 def test_the_session_of_an_agent_includes_what_the_request_does() -> None:
@@ -79,16 +86,6 @@ def test_the_session_of_an_agent_includes_what_the_request_does() -> None:
     [plain] = sessions_of({})
     assert (session.include, plain.include) == (["top_logprobs:2"], [])
     assert session.model_fields_set - plain.model_fields_set == {"include"}
-
-
-def test_what_the_engines_do_not_have_is_refused_of_agents_too() -> None:
-    [(field, message)] = refusals({}, include=["entropy"])
-    assert (field, "it needs sampling.top_k at least 1" in message) == ("include[0]", True)
-
-
-def test_agents_have_no_turns_in_lockstep() -> None:
-    [(field, message)] = refusals({"messages": QUESTION}, schedule="lockstep")
-    assert (field, "a program plays played" in message) == ("schedule", True)
 
 
 def test_samples_of_other_tasks_are_played_by_the_service() -> None:

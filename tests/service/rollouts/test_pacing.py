@@ -73,24 +73,13 @@ async def test_the_turn_of_a_cancelled_episode_goes_to_the_next_one(cancelled: s
 
 
 @virtual_time.test
-async def test_a_pacer_without_a_queue_lets_the_next_iteration_go_on() -> None:
-    pacer = LoopPacer(per_iteration=2)
-    await asyncio.gather(*(pacer.wait_for_turn(number) for number in range(3)))
-    await virtual_time.settled()
-    await asyncio.gather(*(pacer.wait_for_turn(number) for number in range(3)))
-
-
-@virtual_time.test
 async def test_an_episode_waits_until_it_has_gone_on() -> None:
     pacer = LoopPacer(per_iteration=1)
-    first, second = (asyncio.create_task(pacer.wait_for_turn(name)) for name in ("first", "second"))
+    tasks = [asyncio.create_task(pacer.wait_for_turn(name)) for name in ("first", "second")]
     await asyncio.sleep(0)
     assert (pacer.is_waiting("first"), pacer.is_waiting("second")) == (False, True)
-    while not second.done():
-        assert pacer.is_waiting("second")
-        await asyncio.sleep(0)
+    await asyncio.gather(*tasks)
     assert not pacer.is_waiting("second")
-    await first
 
 
 @virtual_time.test

@@ -61,12 +61,6 @@ def test_the_pauses_double_up_to_five_seconds_with_a_jitter_of_a_second(
     assert [later - earlier for earlier, later in pairwise(call.made_at)] == pytest.approx(expected)
 
 
-def test_a_call_that_succeeds_is_made_once_and_at_once() -> None:
-    episode, call = EpisodeRecipe(retries=1).make(), ScriptedCall("done")
-    assert retried(call, episode) == "done"
-    assert (call.made_at, episode.retries.take()) == ([0.0], True), "the budget is untouched"
-
-
 @pytest.mark.parametrize("retries", [0, 1, 3])
 def test_a_call_is_retried_as_often_as_the_budget_says(retries: int) -> None:
     failures = [GenerationLost(f"{number}") for number in range(5)]
@@ -76,13 +70,6 @@ def test_a_call_is_retried_as_often_as_the_budget_says(retries: int) -> None:
     assert raised.value is failures[retries]
     assert raised.value.__context__ is None
     assert len(call.made_at) == 1 + retries
-
-
-def test_a_failure_that_costs_no_retry_is_retried_without_a_budget() -> None:
-    call = ScriptedCall(SHUT_DOWN, LOST, "never reached")
-    with pytest.raises(GenerationLost, match="died"):
-        retried(call, EpisodeRecipe(retries=0).make())
-    assert len(call.made_at) == 2
 
 
 @pytest.mark.parametrize("shut_down", [SHUT_DOWN, EnvironmentShuttingDown("The replica is being shut down.")])

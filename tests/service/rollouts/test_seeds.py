@@ -25,8 +25,3 @@ def test_different_places_get_different_seeds() -> None:
 def test_each_turn_has_the_options_of_its_rollout_and_a_seed_of_its_own() -> None:
     options = SamplingOptions(temperature=0.5, top_k=3, seed=7)
     assert sampling_of_turn(options, 4) == SamplingOptions(temperature=0.5, top_k=3, seed=derived_seed(7, 4))
-
-
-def test_without_a_seed_no_turn_has_one() -> None:
-    options = SamplingOptions(temperature=0.5)
-    assert sampling_of_turn(options, 4) is options

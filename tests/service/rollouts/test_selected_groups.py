@@ -126,15 +126,12 @@ async def test_what_noting_an_end_raises_ends_the_request_and_cancels_what_runs(
 
 @virtual_time.test
 async def test_a_failure_of_drawing_ends_the_request() -> None:
-    drawing = Drawing([(1, 0.0), (60, 1.0), (1, 1.0), (1, 1.0)])
-    first = await drawing.draw(range(2))
-    assert drawing.selection.draw() == range(2)
+    class Failing(Drawing):
+        async def draw(self, places: range) -> list[Episode]:
+            if self.drawn:
+                raise GenerationRejected("no")
+            return await super().draw(places)
 
-    async def fail(_places: range) -> list[Episode]:
-        raise GenerationRejected("no")
-
-    groups = GroupsToSelect(KEEP, fault_of_one, drawing.selection, fail)
     with pytest.raises(GenerationRejected):
-        async with aclosing(play_selected_groups(first, groups, drawing.context, drawing.note_end)) as judged:
-            _ = [group async for group in judged]
+        await Failing([(1, 0.0), (60, 1.0), (1, 1.0), (1, 1.0)]).play()
     assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -15,12 +15,6 @@ def kept(pieces: Sequence[str | None], *stop_strings: str) -> int:
     return _tokens_to_keep(len(pieces), stop_strings, lambda first: pieces[first:])
 
 
-def test_tokens_stay_up_to_the_last_place_where_nothing_is_open() -> None:
-    assert kept(["a", "<", "/", "s"], "</s>", "b") == 1
-    assert kept(["a", None, "b"], "xy") == 3
-    assert kept(["a", "x", "y", *[""] * FIRST_WINDOW], "xyz") == 1
-
-
 @given(pieces=pieces_of_tokens, stop_strings=stop_strings_of_a_request)
 def test_looking_at_the_end_first_keeps_as_many_tokens(pieces: list[str | None], stop_strings: list[str]) -> None:
     def is_closed(count: int) -> bool:
@@ -50,6 +44,10 @@ def test_a_generation_that_is_cut_anywhere_stops_where_the_uncut_one_stops(
         return
     first = text[: kept(text[:cut], *stop_strings)]
     assert first + generated(text[len(first) :]) == whole
+
+
+def test_a_stop_string_that_begins_before_the_window_is_found() -> None:
+    assert kept(["a", "x", "y", *[""] * FIRST_WINDOW], "xyz") == 1
 
 
 def test_a_long_generation_is_looked_at_only_at_its_end() -> None:

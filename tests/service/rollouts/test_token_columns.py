@@ -117,13 +117,6 @@ def test_a_log_that_is_posted_again_goes_on_with_its_numbers(recipe: EpisodeReci
     assert [request.experts_from for request in generator.requests[:1]] in ([], [computed])
 
 
-def test_a_posted_log_without_experts_has_those_of_its_prompt_computed() -> None:
-    recipe = EpisodeRecipe(message_log=lambda _: [user_message("Q")], include=ALL, max_rollout_turns=1)
-    result = play(recipe, generator := WholeGenerator(), RandomEnvironment())
-    assert generator.requests[0].experts_from == 0
-    assert result.message_log[0].routed_experts == packed_rows(experts_of(ids_of("Q"), 0), "uint8", [2, 1])
-
-
 def test_experts_of_another_shape_than_posted_fail_the_rollout() -> None:
     log = [user_message("Q").model_copy(update={"routed_experts": packed_rows([1] * 3, "uint8", [3, 1])})]
     result = play(EpisodeRecipe(message_log=lambda _: log, include=ALL), WholeGenerator(), RandomEnvironment())

@@ -166,6 +166,9 @@ def test_a_number_that_would_come_back_as_null_is_refused(name: str, says: str, 
         ("GET /policy?min_version=-1", None, "query.min_version", "greater than or equal to 0"),
         ("GET /policy?wait_s=-1", None, "query.wait_s", "greater than or equal to 0"),
         ("GET /policy?wait_s=nan", None, "query.wait_s", "greater than or equal to 0"),
+        ("POST /policy/rollback", {"to": "5"}, "to", "valid integer"),
+        ("POST /policy/rollback", {"to": True}, "to", "valid integer"),
+        ("POST /policy/rollback", {"to": 5, "version": "9"}, "version", "valid integer"),
         ("POST /policy/transfer/start?kind=delta", None, "query.kind", "not known"),
         ("POST /policy/transfer/start?base=3", None, "query.base", "not known"),
         ("POST /generate", {"weight_version": {"min_version": -1}}, "weight_version.min_version", ""),
@@ -238,11 +241,12 @@ def test_another_type_or_encoding_is_refused_with_those_that_are_supported(
     header: str, value: str, supported: str
 ) -> None:
     service = ScriptedHttp()
-    response = service.request("POST", "/rollout", content=json.dumps({"samples": [GOOD]}), headers={header: value})
     message = f"{value!r} is not supported; send {supported}"
-    assert response.status_code == 415
-    assert response.json()["errors"] == [{"field": header, "message": message, "value": value}]
-    assert not service.has_started_something
+    for path in ("/rollout", "/policy/rollback", "/v1/responses"):
+        response = service.request("POST", path, content=json.dumps({"samples": [GOOD]}), headers={header: value})
+        assert response.status_code == 415
+        assert response.json()["errors"] == [{"field": header, "message": message, "value": value}]
+    assert (service.store.calls, service.has_started_something) == ([], False)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -96,11 +97,7 @@ def test_an_upload_is_admitted_with_its_body() -> None:
 
 def test_a_store_that_is_away_is_not_ready() -> None:
     lost = images()
-
-    async def put(*_: Any) -> list[str]:
-        raise ImagesLost("The image store could not be reached.")
-
-    lost.store.put = put  # type: ignore[method-assign, assignment]
+    lost.store.put = AsyncMock(side_effect=ImagesLost("It cannot be reached."))  # type: ignore[method-assign]
     away = ScriptedHttp(images=lost).request("POST", "/blobs", content=RED, headers=PNG)
     assert (away.status_code, away.json()["type"]) == (503, "urn:rollout:problem:not-ready")
 

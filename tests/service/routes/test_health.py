@@ -1,6 +1,6 @@
 """`/healthz` tells that the process is alive, `/readyz` that rollouts can be served."""
 
-from typing import Any
+from unittest.mock import AsyncMock
 
 from deployments.failures import EnvironmentLost, GenerationLost
 from tests.service.scripted_http import ScriptedHttp
@@ -8,11 +8,7 @@ from tests.service.scripted_http import ScriptedHttp
 
 def test_a_service_without_one_of_its_tasks_is_ready_and_degraded() -> None:
     service = ScriptedHttp()
-
-    async def lost() -> Any:
-        raise EnvironmentLost("It died.")
-
-    service.environments["math"].describe = lost  # type: ignore[method-assign]
+    service.environments["math"].describe = AsyncMock(side_effect=EnvironmentLost("It died."))  # type: ignore[method-assign]
     degraded = {"part": "environment", "task_name": "math", "replica_id": None, "reason": "It died."}
     for path in ("/readyz", "/health", "/health_generate"):
         response = service.request("GET", path)
@@ -21,11 +17,7 @@ def test_a_service_without_one_of_its_tasks_is_ready_and_degraded() -> None:
 
 def test_a_service_is_not_ready_and_yet_alive_when_the_generator_is_lost() -> None:
     service = ScriptedHttp()
-
-    async def lost() -> Any:
-        raise GenerationLost("It died.")
-
-    service.generator.describe = lost  # type: ignore[method-assign]
+    service.generator.describe = AsyncMock(side_effect=GenerationLost("It died."))  # type: ignore[method-assign]
     for path in ("/readyz", "/health", "/health_generate"):
         response = service.request("GET", path)
         assert (response.status_code, response.headers["content-type"]) == (503, "application/problem+json")

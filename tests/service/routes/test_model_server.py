@@ -10,8 +10,6 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from deployments.failures import GenerationLost
-from deployments.policy.failures import PolicyNotCurrent
-from rollout_client.contract.base import FieldProblem
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.routes.dependencies import _request_id
 from tests.fakes.model_server import ScriptedModelServer
@@ -77,12 +75,6 @@ def test_a_call_that_no_replica_can_answer_may_be_tried_again() -> None:
     assert answer.json()["detail"] == "It is gone."
 
 
-def test_a_body_of_another_type_is_refused_before_it_is_read() -> None:
-    server = ScriptedModelServer()
-    refused = serving(server).request("POST", "/v1/responses", content=b"x", headers={"content-type": "text/csv"})
-    assert (refused.status_code, server.requests) == (415, [])
-
-
 @pytest.mark.parametrize(
     ("path", "content", "status"),
     [
@@ -118,16 +110,6 @@ def test_the_weights_of_a_call_can_be_demanded(endpoint: str) -> None:
     assert service.store.calls == [("wait_for", "run-b", 0, 3, None)]
     refused = service.request("POST", f"/v1/{endpoint}?version=-1", **call)
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "query.version")
-
-
-def test_a_call_whose_weights_are_not_current_reaches_no_replica() -> None:
-    server = ScriptedModelServer()
-    service = serving(server)
-    problem = FieldProblem(field="policy.version", message="version 4 has taken its place", value=3)
-    service.store.failures["wait_for"] = PolicyNotCurrent(problem)
-    refused = service.request("POST", "/v1/completions?version=3", content=CALLS["completions"], headers=JSON)
-    assert (refused.status_code, refused.json()["type"]) == (409, "urn:rollout:problem:policy-not-current")
-    assert server.requests == []
 
 
 def test_no_route_makes_what_it_needs_in_a_thread() -> None:

@@ -54,14 +54,31 @@ def assert_problem(
 # Bodies
 
 
-def test_a_whole_file_is_forwarded_and_completed() -> None:
+EVERY_OPTION = PushOptions(kind="delta", base=3, mode="abort", reset_prefix_cache=False, if_busy="refuse")
+
+
+@pytest.mark.parametrize(
+    ("query", "headers", "options", "is_zstd"),
+    [
+        ("", {}, PushOptions(), False),
+        ("", {"content_encoding": "zstd"}, PushOptions(), True),
+        ("", {"content_encoding": "identity"}, PushOptions(), False),
+        ("", {"content_type": "application/vnd.safetensors"}, PushOptions(), False),
+        ("", {"content_type": "application/octet-stream"}, PushOptions(), False),
+        ("?kind=delta&base=3&mode=abort&reset_prefix_cache=false&if_busy=refuse", {}, EVERY_OPTION, False),
+        ("?kind=adapter&name=run-b", {}, PushOptions(kind="adapter", name="run-b"), False),
+    ],
+)
+def test_a_whole_file_is_forwarded_and_completed_as_query_and_headers_say(
+    query: str, headers: dict[str, str], options: PushOptions, is_zstd: bool
+) -> None:
     service = ScriptedHttp()
-    answer = service.put_version(b"weights")
+    answer = service.put_version(query=query, **headers)
     assert (answer.status_code, answer.json(), answer.headers["content-type"]) == (200, UPDATE_JSON, "application/json")
     assert service.store.calls == [
-        ("repeated_update", 7, None, None),
-        ("write_chunk", 7, 0, 7, None),
-        ("complete_upload", 7, SENDER, PushOptions(), False, None),
+        ("repeated_update", 7, None, options.name),
+        ("write_chunk", 7, 0, 7, options.name),
+        ("complete_upload", 7, SENDER, options, is_zstd, None),
     ]
     assert service.store.arrived == b"weights"
 
@@ -144,7 +161,7 @@ def test_a_push_that_cannot_be_understood_never_calls_the_store(
     assert service.store.calls == []
 
 
-# Digests and encodings
+# Digests
 
 
 def test_a_chunk_goes_on_and_the_last_one_names_the_digest() -> None:
@@ -157,40 +174,12 @@ def test_a_chunk_goes_on_and_the_last_one_names_the_digest() -> None:
     assert service.store.named("complete_upload") == [(7, SENDER, PushOptions(), False, digest)]
 
 
-@pytest.mark.parametrize(
-    ("headers", "is_zstd"),
-    [
-        ({"content_encoding": "zstd"}, True),
-        ({"content_encoding": "identity"}, False),
-        ({"content_type": "application/vnd.safetensors"}, False),
-        ({"content_type": "application/octet-stream"}, False),
-    ],
-)
-def test_the_encoding_is_forwarded_and_weights_have_their_own_type_or_none(
-    headers: dict[str, str], is_zstd: bool
-) -> None:
-    service = ScriptedHttp()
-    assert service.put_version(**headers).status_code == 200
-    assert service.store.named("complete_upload") == [(7, SENDER, PushOptions(), is_zstd, None)]
-
-
 def test_a_push_of_the_current_weights_is_answered_unread() -> None:
     service = ScriptedHttp()
     service.store.repeated = UPDATE
     answer = service.put_version(weights_digest=sha256(b"weights"))
     assert (answer.status_code, answer.json()) == (200, UPDATE_JSON)
     assert service.store.calls == [("repeated_update", 7, sha256(b"weights"), None)]
-
-
-# Queries
-
-
-def test_options_are_query_parameters() -> None:
-    service = ScriptedHttp()
-    query = "?kind=delta&base=3&mode=abort&reset_prefix_cache=false&if_busy=refuse"
-    assert service.put_version(query=query).status_code == 200
-    options = PushOptions(kind="delta", base=3, mode="abort", reset_prefix_cache=False, if_busy="refuse")
-    assert service.store.named("complete_upload") == [(7, SENDER, options, False, None)]
 
 
 # Checkpoints
@@ -219,24 +208,6 @@ def test_a_rollback_names_the_version_and_the_options() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("body", "content_type", "refused", "field"),
-    [
-        ('{"to": "5"}', "application/json", INVALID, "to"),
-        ('{"to": true}', "application/json", INVALID, "to"),
-        ('{"to": 5, "version": "9"}', "application/json", INVALID, "version"),
-        ('{"to": 5}', "text/csv", UNSUPPORTED, "content-type"),
-    ],
-)
-def test_a_rollback_to_a_number_of_another_type_is_refused_by_its_field(
-    body: str, content_type: str, refused: tuple[int, str], field: str
-) -> None:
-    service = ScriptedHttp()
-    answer = service.request("POST", "/policy/rollback", content=body, headers={"content-type": content_type})
-    assert_problem(answer, *refused, (field, ANY, ANY))
-    assert service.store.calls == []
-
-
 # What the store refuses
 
 
@@ -245,6 +216,10 @@ LOAD = ("PUT", "/policy/versions/7", {"json": {"checkpoint": "/etc"}})
 ROLL_BACK = ("POST", "/policy/rollback", {"content": '{"to": 5}'})
 NO_INFO: dict[str, Any] = {"json": {"init_info": {}}}
 INIT = ("POST", "/policy/transfer/init", NO_INFO)
+DROP = ("DELETE", "/policy/names/b", {"json": None})
+PLAY = ("POST", "/rollout", {"json": {"samples": [SAMPLE], "policy": {"name": "b", "version": 9}}})
+CALL = ("POST", "/v1/completions?version=3", {"json": {"prompt": "Hi"}})
+SCORE = ("POST", "/score", {"json": {"sequences": [[1, 2]], "policy": {"name": "b"}}})
 
 
 @pytest.mark.parametrize(
@@ -262,6 +237,11 @@ INIT = ("POST", "/policy/transfer/init", NO_INFO)
         ("upload_state", VersionUnknown, 404, "version-unknown", ("GET", "/policy/versions/7/upload", {})),
         ("wait_for", PolicyNotCurrent, 409, "policy-not-current", ("GET", "/policy?min_version=4", {})),
         ("init_transfer", TrainerNotTrusted, 403, "trainer-not-trusted", INIT),
+        ("drop_policy", PolicyUnknown, 404, "policy-unknown", DROP),
+        ("wait_for", PolicyUnknown, 404, "policy-unknown", PLAY),
+        ("wait_for", PolicyUnknown, 404, "policy-unknown", SCORE),
+        ("wait_for", PolicyNotCurrent, 409, "policy-not-current", PLAY),
+        ("wait_for", PolicyNotCurrent, 409, "policy-not-current", CALL),
     ],
 )
 def test_what_the_store_refuses_becomes_a_problem_with_its_fields(
@@ -276,6 +256,7 @@ def test_what_the_store_refuses_becomes_a_problem_with_its_fields(
     answer = service.request(verb, path, **options)
     assert_problem(answer, status, name, *errors, title=failure.title)
     assert answer.json()["detail"] == "a.weight: is wrong. b.weight: is too."
+    assert not service.has_started_something
 
 
 def test_a_lost_store_is_503_with_retry_after() -> None:
@@ -336,46 +317,10 @@ def test_a_transfer_goes_step_by_step() -> None:
     ]
 
 
-# Demands of a rollout
-
-
-def test_a_demand_that_is_not_met_is_a_conflict_and_nothing_is_started() -> None:
-    service = ScriptedHttp()
-    problem = FieldProblem(field="policy.version", message="version 3 is current", value=9)
-    service.store.failures["wait_for"] = PolicyNotCurrent(problem)
-    answer = service.post({"samples": [SAMPLE], "policy": {"version": 9}})
-    assert_problem(answer, 409, "policy-not-current", (problem.field, problem.message, 9))
-    assert not service.has_started_something
-
-
 # Named policies
-
-
-def test_a_version_of_a_named_policy_is_an_adapter_with_its_name() -> None:
-    service = ScriptedHttp()
-    assert service.put_version(b"weights", query="?kind=adapter&name=run-b").status_code == 200
-    assert service.store.calls == [
-        ("repeated_update", 7, None, "run-b"),
-        ("write_chunk", 7, 0, 7, "run-b"),
-        ("complete_upload", 7, SENDER, PushOptions(kind="adapter", name="run-b"), False, None),
-    ]
 
 
 def test_a_named_policy_is_dropped() -> None:
     service = ScriptedHttp()
     assert service.request("DELETE", "/v1/policy/names/run-b").status_code == 204
     assert service.store.named("drop_policy") == [("run-b",)]
-
-
-def test_a_name_that_is_not_known_is_not_found() -> None:
-    problem = FieldProblem(field="policy.name", message="there is no policy of this name; there are a/4", value="b")
-    for method, path, body in (
-        ("DELETE", "/policy/names/b", None),
-        ("POST", "/rollout", {"samples": [SAMPLE], "policy": {"name": "b"}}),
-        ("POST", "/score", {"sequences": [[1, 2]], "policy": {"name": "b"}}),
-    ):
-        service = ScriptedHttp()
-        service.store.failures = {name: PolicyUnknown(problem) for name in ("drop_policy", "wait_for")}
-        answer = service.request(method, path, json=body)
-        assert_problem(answer, 404, "policy-unknown", (problem.field, problem.message, "b"))
-        assert not service.has_started_something

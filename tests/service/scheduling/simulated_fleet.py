@@ -28,7 +28,6 @@ class Batch:
     turns: int
     tokens: int = 100
     weight: float = 1.0
-    varied: bool = True
     ingress: int = 0
     prompt_tokens: int = 10
     policy: str | None = None
@@ -110,7 +109,6 @@ class Fleet:
         self.began: dict[str, float] = {}
         self.ended: dict[str, float] = {}
         """When the last rollout of each request ended."""
-        self.rollout_ends: dict[str, list[float]] = {}
         self.turns_ended: Counter[str] = Counter()
         self.turns_by_replica: list[tuple[float, str]] = []
         self._left: Counter[str] = Counter()
@@ -130,7 +128,6 @@ class Fleet:
     def post(self, batch: Batch) -> None:
         self._batches[batch.name] = batch
         self.began[batch.name] = self.now
-        self.rollout_ends[batch.name] = []
         self._left[batch.name] = batch.rollouts
         for number in range(batch.rollouts):
             self._play_turn(batch, number, 0, batch.prompt_tokens)
@@ -167,10 +164,7 @@ class Fleet:
             share=RequestShare(batch.name, batch.weight, batch.key, batch.key_weight),
             policy=batch.policy,
         )
-        length = batch.tokens
-        if batch.varied:
-            length = self._draw.randint(batch.tokens // 2, batch.tokens)
-        self._submit(request, batch.ingress, max(length, 1))
+        self._submit(request, batch.ingress, self._draw.randint(batch.tokens // 2, batch.tokens))
 
     def _submit(self, request: GenerationRequest, ingress: int, length: int) -> None:
         scheduled = self.schedulers[ingress].submit(request)
@@ -205,7 +199,6 @@ class Fleet:
             self.at(self.now + ROUND_TRIP_S, lambda: self._play_turn(batch, int(number), int(turn) + 1, tokens))
             return
         self.schedulers[batch.ingress].release(request.rollout_id)
-        self.rollout_ends[name].append(self.now)
         self._left[name] -= 1
         if not self._left[name]:
             self.ended[name] = self.now

@@ -20,14 +20,6 @@ def replica_of(affinity: ReplicaAffinity, rollout_id: str, group: str, replicas:
     return affinity.assignment_of(rollout_id, group, replicas).replica
 
 
-def test_a_rollout_keeps_its_replica() -> None:
-    affinity = new_affinity()
-    first = replica_of(affinity, "one", "g", REPLICAS)
-    for number in range(20):
-        replica_of(affinity, f"other {number}", f"group {number}", REPLICAS)
-    assert replica_of(affinity, "one", "g", REPLICAS) == first
-
-
 def test_a_group_shares_a_replica_up_to_the_slack() -> None:
     affinity = new_affinity()
     replicas = [replica_of(affinity, f"{number}", "group", REPLICAS) for number in range(GROUP_SLACK + 2)]
@@ -52,22 +44,6 @@ def test_a_group_that_has_ended_is_forgotten() -> None:
     replica_of(affinity, "other", "other", (str(first),))
     replica_of(affinity, "another", "another", (busy,))
     assert replica_of(affinity, "one", "group", REPLICAS) == idle
-
-
-def test_a_rollout_whose_replica_is_gone_moves_to_another_and_keeps_that() -> None:
-    affinity = new_affinity()
-    first = replica_of(affinity, "one", "g", REPLICAS)
-    left = tuple(replica for replica in REPLICAS if replica != first)
-    second = replica_of(affinity, "one", "g", left)
-    assert second in left
-    assert replica_of(affinity, "one", "g", REPLICAS) == second
-
-
-def test_a_rollout_whose_replica_failed_moves_to_another() -> None:
-    affinity = new_affinity()
-    first = replica_of(affinity, "one", "g", REPLICAS)
-    affinity.mark_failed("one")
-    assert replica_of(affinity, "one", "g", REPLICAS) != first
 
 
 def test_a_failed_replica_is_used_again_if_there_is_no_other() -> None:

@@ -72,45 +72,29 @@ def test_waiting_generations_are_counted_by_the_weight_of_their_request() -> Non
     assert scheduler.waiting_by_weight == {1.0: 3}
 
 
-def test_a_replica_gets_its_window_and_the_others_wait_in_order() -> None:
-    scheduler, generations = with_generations(7, "a")
-    assert [scheduled.has_started for scheduled in generations] == [True] * WINDOW + [False] * 3
-    assert names(scheduler.end(generations[0], new_tokens=100)) == ["r4"]
-    assert names(scheduler.end(generations[1], new_tokens=100)) == ["r5"]
-    assert scheduler.waiting == 1
-
-
-def test_scoring_is_charged_for_its_prompt() -> None:
-    scheduler = new_scheduler("a")
-    prompt = range(300)
-    asked = ScoringRequest("s", prompt, 1, (), SamplingOptions(), rollout_id="s", share=RequestShare("scores"))
-    scoring = scheduler.submit(asked)
-    assert scoring.cost == 1 + PREFILL_COST * len(prompt)
-    assert scoring.kv_tokens == 1 + len(prompt)
-    scheduler.end(scoring, new_tokens=0)
-    assert scheduler.submit(generation("r")).cost == 100 + PREFILL_COST * 10
-    assert expected_tokens(scheduler) == FIRST_EXPECTED_TOKENS
-
-
-def test_a_call_is_charged_for_its_choices_and_learned_from_as_one() -> None:
-    scheduler = new_scheduler("a")
-    share = RequestShare("call")
-    asked = ServedRequest("c", range(10), 100, (), SamplingOptions(), rollout_id="c", share=share, choices=5)
-    call = scheduler.submit(asked)
-    assert (call.cost, call.kv_tokens) == (5 * 100 + PREFILL_COST * 10, 5 * 100 + 10)
-    scheduler.end(call, new_tokens=50)
-    learned = FIRST_EXPECTED_TOKENS + LEARNING_RATE * (10 - FIRST_EXPECTED_TOKENS)
-    assert expected_tokens(scheduler) == pytest.approx(learned)
-
-
-def expected_tokens(scheduler: GenerationScheduler) -> float:
-    """Of a generation of a new request, that may have any length."""
-    return scheduler.submit(replace(generation("new", "new", prompt=0), max_new_tokens=10**6)).cost
-
-
 def call_of(choices: int, name: str = "call") -> ServedRequest:
     share = RequestShare(name)
     return ServedRequest(name, range(10), 100, (), SamplingOptions(), rollout_id=name, share=share, choices=choices)
+
+
+SCORED = ScoringRequest("s", range(300), 1, (), SamplingOptions(), rollout_id="s", share=RequestShare("scores"))
+LEARNED_OF_A_CALL = FIRST_EXPECTED_TOKENS + LEARNING_RATE * (10 - FIRST_EXPECTED_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("asked", "prompt", "made", "ended_with", "expected"),
+    [(SCORED, 300, 1, 0, FIRST_EXPECTED_TOKENS), (call_of(5), 10, 5 * 100, 50, LEARNED_OF_A_CALL)],
+)
+def test_scores_and_calls_are_charged_for_their_prompt_and_all_choices(
+    asked: GenerationRequest, prompt: int, made: int, ended_with: int, expected: float
+) -> None:
+    scheduler = new_scheduler("a")
+    scheduled = scheduler.submit(asked)
+    assert (scheduled.cost, scheduled.kv_tokens) == (made + PREFILL_COST * prompt, made + prompt)
+    scheduler.end(scheduled, new_tokens=ended_with)
+    # A score teaches nothing of lengths, and a call the mean of its choices.
+    new = replace(generation("new", "new", prompt=0), max_new_tokens=10**6)
+    assert scheduler.submit(new).cost == pytest.approx(expected)
 
 
 def test_a_call_takes_a_place_of_the_window_for_each_of_its_choices() -> None:
@@ -204,25 +188,6 @@ def test_a_new_replica_takes_waiting_generations_without_a_prefix_first() -> Non
     assert waiting[0] not in started
 
 
-def test_a_replica_with_nothing_waiting_takes_from_the_longest_queue() -> None:
-    scheduler, generations = with_generations(12, "a", "b")
-    on_a = [scheduled for scheduled in generations if scheduled.replica == "a"]
-    assert len(on_a) == 6
-    for scheduled in [each for each in on_a if each.has_started]:
-        scheduler.end(scheduled, new_tokens=100)
-    assert scheduler.waiting == 0
-
-
-def test_when_a_replica_is_gone_what_waits_for_it_waits_for_others() -> None:
-    scheduler, generations = with_generations(12, "a", "b")
-    running_on_a = [each for each in generations if each.replica == "a" and each.has_started]
-    assert scheduler.set_replicas(["b"]) == []
-    assert {scheduled.replica for scheduled in generations if not scheduled.has_started} == {"b"}
-    for scheduled in running_on_a:
-        assert scheduler.end(scheduled, replica_failed=True) == ()
-    assert scheduler.waiting == 4
-
-
 def test_while_no_replica_is_known_there_is_one_window() -> None:
     scheduler = new_scheduler()
     generations = submit_many(scheduler, 6)
@@ -260,31 +225,12 @@ def test_the_oldest_generation_that_waits_tries_a_suspect_replica() -> None:
     assert not scheduler.submit(generation("next")).has_started
 
 
-def test_the_next_generation_tries_a_suspect_replica_if_none_waits() -> None:
-    scheduler, on_b = with_suspect_a()
-    scheduler.end(on_b[0], new_tokens=100)
-    assert list(scheduler.let_try("a")) == []
-    assert [scheduler.submit(generation(name)).replica for name in ("first", "second")] == ["a", "b"]
-
-
 def test_after_a_try_that_was_cancelled_the_next_generation_tries() -> None:
     scheduler, on_b = with_suspect_a()
     scheduler.end(on_b[0], new_tokens=100)
     scheduler.let_try("a")
     scheduler.end(scheduler.submit(generation("cancelled")))
     assert scheduler.submit(generation("next")).replica == "a"
-
-
-def test_a_rollout_lost_at_a_suspect_replica_does_not_try_it_next() -> None:
-    scheduler, on_b = with_suspect_a()
-    lost = next(f"r{number}" for number in range(2 * WINDOW) if f"r{number}" not in names(on_b))
-    for scheduled in on_b:
-        scheduler.end(scheduled, new_tokens=100)
-    scheduler.let_try("a")
-    again = scheduler.submit(generation(lost, turn=1))
-    assert again.replica == "b"
-    scheduler.end(again, new_tokens=100)
-    assert scheduler.submit(generation(lost, turn=2)).replica == "a"
 
 
 @pytest.mark.parametrize(("failed", "replicas"), [(False, {"a", "b"}), (True, {"b"})])
@@ -307,23 +253,14 @@ def test_a_suspect_replica_that_is_gone_is_not_tried() -> None:
     assert scheduler.submit(generation("another")).replica == "a", "it is new"
 
 
-def test_an_ingress_leaves_others_their_part_of_the_window() -> None:
-    scheduler, generations = with_generations(10, "a")
-    assert scheduler.observe("a", ReplicaLoad(ongoing_generations=8, ingresses=2), ended=0) == []
-    assert [names(scheduler.end(scheduled)) for scheduled in generations[:3]] == [[], [], ["r4"]]
-
-
-def test_later_requests_begin_at_the_virtual_time_of_their_replica() -> None:
-    scheduler = new_scheduler("a")
-    scheduler.observe("a", ReplicaLoad(0, virtual_time=5000), ended=0)
-    assert scheduler.submit(generation("one")).virtual_time == 5000
-
-
-def test_without_reports_requests_begin_at_the_highest_time_that_ended() -> None:
+def test_requests_begin_at_the_highest_time_that_ended_or_was_reported() -> None:
     scheduler = new_scheduler("a")
     for number in range(3):
         scheduler.end(scheduler.submit(generation(f"{number}", prompt=0)), new_tokens=100)
     assert scheduler.submit(generation("other", "other")).virtual_time == 200
+    for reported in (5000, 10):
+        scheduler.observe("a", ReplicaLoad(0, virtual_time=reported), ended=0)
+    assert scheduler.submit(generation("later", "later")).virtual_time == 5000
 
 
 def test_a_small_generation_does_not_overtake_a_large_one() -> None:

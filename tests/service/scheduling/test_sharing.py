@@ -73,23 +73,6 @@ def test_two_ingresses_exceed_one_window_by_no_more_than_one() -> None:
     assert max(replica.most_ongoing for replica in fleet.replicas.values()) <= 2 * TIMING.max_num_seqs + 1
 
 
-def test_rollouts_that_have_begun_go_first_so_that_results_come_early() -> None:
-    fleet = Fleet(2, TIMING)
-    fleet.post(Batch("training", rollouts=512, turns=8))
-    fleet.run()
-    ends = sorted(fleet.rollout_ends["training"])
-    assert ends[0] < 0.2 * ends[-1]
-    assert sum(ends) / len(ends) < 0.7 * ends[-1]
-
-
-def settled_turns(fleet: Fleet) -> Counter[str]:
-    """The turns that end in fifteen seconds, from ten seconds on."""
-    fleet.run(lambda: fleet.now > 10.0)
-    before = Counter(fleet.turns_ended)
-    fleet.run(lambda: fleet.now > 25.0)
-    return Counter(fleet.turns_ended) - before
-
-
 @pytest.mark.parametrize("weight", [1.0, 3.0])
 def test_keys_share_the_engines_by_their_weights(weight: float) -> None:
     fleet = Fleet(2, TIMING)
@@ -99,5 +82,8 @@ def test_keys_share_the_engines_by_their_weights(weight: float) -> None:
     for number in range(20):
         fleet.post(Batch(f"other {number}", 100, turns=4, key="many"))
     fleet.post(Batch("weighted", 1000, turns=4, key="weighted", key_weight=weight))
-    turns = settled_turns(fleet)
+    fleet.run(lambda: fleet.now > 10.0)
+    before = Counter(fleet.turns_ended)
+    fleet.run(lambda: fleet.now > 25.0)
+    turns = fleet.turns_ended - before
     assert turns["weighted"] / (turns.total() - turns["weighted"]) == pytest.approx(weight, rel=0.1)
