@@ -43,14 +43,6 @@ def test_a_delta_without_changes_makes_the_same_weights(tmp_path: Path) -> None:
     assert patched(tmp_path, BASE, DiskDelta.read(1, 0, place)) == BASE
 
 
-def test_changes_of_other_weights_than_the_base_are_refused(tmp_path: Path) -> None:
-    place = publish_delta(tmp_path, 1, weights(2.0), weights(3.0), "xor", "adler32")
-    version, field, message = refusal_of(tmp_path, weights(4.0), place)
-    assert (version, field) == (1, NORM)
-    assert message.startswith("the changes make a tensor with the checksum ")
-    assert message.endswith("they are damaged, or of other weights than the base")
-
-
 @pytest.mark.parametrize(
     ("said", "message"),
     [

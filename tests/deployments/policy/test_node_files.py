@@ -100,9 +100,8 @@ def files(folder: Path, *, locks: bool = True) -> list[str]:
 
 def names(*payloads: VersionPayload) -> list[str]:
     """The names of the files of a node that holds these versions."""
-    return sorted(
-        f"{payload.version}-{payload.checksum}{suffix}" for payload in payloads for suffix in (".lock", ".safetensors")
-    )
+    stems = [f"{payload.version}-{payload.checksum}" for payload in payloads]
+    return sorted([f"{stem}.lock" for stem in stems] + [f"{stem}.safetensors" for stem in stems])
 
 
 def place_of(folder: Path, payload: VersionPayload) -> Path:

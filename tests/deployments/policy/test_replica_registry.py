@@ -201,11 +201,10 @@ def command_of(name: str) -> Command:
     return Swap(SwapOptions(mode="keep" if name == "a" else "wait"))
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["register", "ask", "poll", "cut off", "die"]), st.sampled_from("ab")), max_size=30
-    )
-)
+EVENTS = st.tuples(st.sampled_from(["register", "ask", "poll", "cut off", "die"]), st.sampled_from("ab"))
+
+
+@given(st.lists(EVENTS, max_size=30))
 def test_whatever_happens_each_command_reaches_its_replica_once_or_is_lost(events: list[tuple[str, str]]) -> None:
     async def story() -> None:
         actors, polls = Actors(), dict[str, asyncio.Task[NumberedCommand | None]]()

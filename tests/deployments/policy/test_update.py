@@ -63,21 +63,16 @@ class Scene:
         return self
 
     async def update(self) -> list[ReplicaUpdate]:
-        registry, new, swap = self.registry, self.new, SwapOptions()
-        replicas = registry.replicas
-        return await _update_in_two_phases(
-            registry, replicas, new.version, (new,), swap, self.make_current, self.go_back
-        )
+        of = self.registry, self.registry.replicas, self.new.version, (self.new,), SwapOptions()
+        return await _update_in_two_phases(*of, self.make_current, self.go_back)
 
     async def go_back(self, replica: RegisteredReplica) -> None:
         await self.registry.load(replica, [OLD])
 
     async def make_current(self, shows_effect: bool) -> None:
         assert shows_effect
-        serving = [
-            r.name for r in self.replicas if r.is_alive and r.loaded.version == NEW.version and not r.is_on_trial
-        ]
-        assert serving == [], "a replica serves what is not current on disk"
+        loaded = [replica for replica in self.replicas if replica.is_alive and replica.loaded.version == NEW.version]
+        assert all(replica.is_on_trial for replica in loaded), "a replica serves what is not current on disk"
         self.cluster.events.append(("store", "durable", NEW.version))
 
     @property
@@ -367,10 +362,8 @@ async def test_who_takes_an_offered_version_has_it_with_the_first_replica(world:
     for name in ("r0", "r1", "r2"):
         await world.ready(name, command_s=1.0)
     demands = ((5, None, True), (5, None, False), (0, 5, True), (6, None, True))
-    waiting = [
-        asyncio.create_task(world.store.wait_for(None, least, exact, 60.0, takes_offered))
-        for least, exact, takes_offered in demands
-    ]
+    waits = (world.store.wait_for(None, least, exact, 60.0, takes) for least, exact, takes in demands)
+    waiting = [asyncio.create_task(wait) for wait in waits]
     update = world.pushing(5, weights(2.0))
     told = await waiting[0]
     assert told.rolling is not None
