@@ -143,14 +143,6 @@ async def test_a_prompt_that_was_scored_before_the_change_is_not_scored_again() 
     assert world.llm.prompts == [[1, 2]]
 
 
-@runs
-async def test_a_stream_that_an_update_ends_before_its_first_token_is_silent() -> None:
-    world = World()
-    world.llm.scripts = [[world.update, "!"], ["ab."]]
-    outputs = await world.outputs(presence_penalty=0.5)
-    assert [(output.outputs[0].text, output.finished) for output in outputs] == [("ab", True)]
-
-
 def named(name: str) -> GenerationRequest:
     return replace(REQUEST, generation_id=name)
 

@@ -147,8 +147,9 @@ async def settled_threads() -> None:
 class World:
     """A store over a folder, and the replicas that have registered."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, model: Path = MODEL, **settings: Any) -> None:
         self.folder = folder
+        self.model = model
         self.settings = {"transfer": {"trainers": ["10.0.0.4:29500"]}} | settings
         self.cluster = ScriptedCluster()
         self.replicas: list[ScriptedReplica] = []
@@ -159,7 +160,7 @@ class World:
         settings = PolicySettings(folder=str(self.folder), **self.settings)
         self.tasks = MortalTasks()
         with patch.object(store_module, "BackgroundTasks", lambda: self.tasks):
-            return PolicyStore(settings, str(MODEL), cluster=self.cluster)
+            return PolicyStore(settings, str(self.model), cluster=self.cluster)
 
     async def restart(self, is_folder_lost: bool = False) -> None:
         """The store dies with all that it did, and the replicas register with its successor as they are.

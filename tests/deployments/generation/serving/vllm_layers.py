@@ -175,6 +175,12 @@ class ServedEngine:
         status, content = await self._answered(endpoint, body, session)
         return status, orjson.loads(content)
 
+    async def answered(self, endpoint: Endpoint, body: dict[str, Any], session: str | None = None) -> dict[str, Any]:
+        """The answer of a call that succeeds."""
+        status, answer = await self.answer(endpoint, body, session)
+        assert status == 200, answer
+        return answer
+
     async def events(
         self, endpoint: Endpoint, body: dict[str, Any], session: str | None = None
     ) -> list[dict[str, Any]]:
