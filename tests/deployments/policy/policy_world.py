@@ -314,7 +314,7 @@ def full_weights(count: int) -> list[bytes]:
 async def push_deltas(world: World, count: int, first: int = 2) -> list[PolicyUpdate]:
     """Versions from `first` on, each a delta of the one before it."""
     updates = []
-    for version, base in enumerate(full_weights(first + count)[first - 2 : -1], first):
+    for version, base in enumerate(full_weights(first + count - 2)[first - 2 :], first):
         content, _, options = a_delta(version - 1, version - 1, base)
         updates.append(await world.push(version, content, **options))
     return updates
