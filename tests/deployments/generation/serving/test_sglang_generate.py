@@ -189,11 +189,6 @@ def abortable() -> ServedRequest:
     return ServedRequest(*asked, endpoint="generate", body=body, ingress="a", **times)
 
 
-async def parts_of(served: Served, request: ServedRequest) -> tuple[dict[str, Any], ServedTokens | None]:
-    parts = [part async for part in served.layers.answer(request)]
-    return orjson.loads(b"".join(part.body for part in parts)), parts[-1].tokens
-
-
 @runs
 async def test_an_aborted_call_ends_with_the_tokens_that_it_has() -> None:
     served = Served()
@@ -206,8 +201,9 @@ async def test_an_aborted_call_ends_with_the_tokens_that_it_has() -> None:
 
     served.core.meanwhile = abort
     served.core.step = len(ids) - 1
-    answer, tokens = await parts_of(served, abortable())
+    _, body, tokens = await served.carried_out(abortable())
     await asyncio.gather(*aborting)
+    answer = orjson.loads(body)
     assert answer["meta_info"]["finish_reason"] == ABORTED
     assert (answer["text"], answer["output_ids"], tokens) == ("4242", ids[:-1], ServedTokens(3, 4))
 
@@ -226,7 +222,7 @@ async def test_a_call_that_comes_after_its_abort_generates_nothing(calls: CallsT
     served = Served()
     served.reply("5")
     await served.aborts.abort(calls)
-    answer, _ = await parts_of(served, abortable())
+    answer = orjson.loads((await served.carried_out(abortable()))[1])
     assert (answer["meta_info"]["finish_reason"] == ABORTED) is is_aborted
     assert (answer["text"], answer["meta_info"]["weight_version"]) == ("" if is_aborted else "5", "0")
     assert served.core.prompts == ([] if is_aborted else [FIRST])
