@@ -72,11 +72,11 @@ def text_of(outputs: Sequence[RequestOutput]) -> str:
 @runs
 async def test_an_update_does_not_end_a_call() -> None:
     world = World()
-    world.llm.scripts = [["ab", world.update, "!"], ["c", world.update, "!"], ["d."]]
+    world.llm.scripts = [[world.update, "!"], ["ab", world.update, "!"], ["c", world.update, "!"], ["d."]]
     outputs = await world.outputs()
-    assert text_of(outputs) == "abcd"
+    assert [output.outputs[0].text for output in outputs] == ["ab", "c", "d"], "nothing is said of an update"
     assert [output.outputs[0].finish_reason for output in outputs if output.finished] == ["stop"]
-    assert world.llm.prompts == [[1, 2], [1, 2, 97, 98], [1, 2, 97, 98, 99]]
+    assert world.llm.prompts == [[1, 2], [1, 2], [1, 2, 97, 98], [1, 2, 97, 98, 99]]
 
 
 @runs
