@@ -20,17 +20,16 @@ from deployments.sandbox.providers.interface import (
     LARGEST_FILE_BYTES,
     LARGEST_OUTPUT_BYTES,
     ExecResult,
-    RunningSandbox,
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
-    open_provider,
 )
 from deployments.sandbox.providers.kubernetes import KubernetesProvider, _KubernetesSandbox
+from deployments.sandbox.providers.local import LocalProvider
 from deployments.sandbox.providers.shell import PART_BYTES, ShellSandbox, _end_of
+from tests.deployments.sandbox.providers.opened import opened
 from tests.deployments.sandbox.providers.stand_ins.docker_engine import Container, Engine, message
 from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE
-from tests.deployments.sandbox.providers.test_contract import usable
 from tests.deployments.sandbox.providers.test_limits import provided
 from tests.virtual_time import runs
 
@@ -232,13 +231,12 @@ def test_the_end_of_an_output_has_no_more_bytes_than_it_may(text: str) -> None:
     assert _end_of(text[:1000]) == text[:1000]
 
 
-@pytest.mark.skipif(not usable("local", {}), reason="bubblewrap does not work on this machine")
 @runs
-async def test_a_local_sandbox_gives_the_largest_file_and_no_larger_one(tmp_path: Path) -> None:
+async def test_a_local_sandbox_gives_the_largest_file_and_no_larger_one(
+    provider: LocalProvider, tmp_path: Path
+) -> None:
     (tmp_path / "Dockerfile").write_text("FROM debian\n")
-    provider = open_provider("local", {})
-    sandbox: RunningSandbox = await provider.open(SandboxSpec(folder=tmp_path))
-    try:
+    async with opened(provider, SandboxSpec(folder=tmp_path)) as sandbox:
         largest = f"mkdir -p /logs/verifier; head -c {LARGEST_FILE_BYTES} /dev/zero > {PATH}"
         assert (await sandbox.exec(["sh", "-c", largest])).exit_code == 0
         assert await sandbox.read_file(PATH) == bytes(LARGEST_FILE_BYTES)
@@ -248,6 +246,3 @@ async def test_a_local_sandbox_gives_the_largest_file_and_no_larger_one(tmp_path
                 await sandbox.read_file(PATH)
         await sandbox.write_files({PATH: SandboxFile(b"1")})
         assert await sandbox.read_file(PATH) == b"1"
-    finally:
-        await sandbox.close()
-        provider.close()

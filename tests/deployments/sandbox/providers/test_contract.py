@@ -34,6 +34,7 @@ from deployments.sandbox.providers.interface import (
 )
 from deployments.sandbox.providers.leftover import end_others, processes_of
 from deployments.workers.cleanup import owner_of
+from tests.deployments.sandbox.providers.opened import opened
 from tests.deployments.sandbox.providers.stand_ins.docker_engine import engine
 from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
 from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE, WORLDS, World, world
@@ -113,13 +114,9 @@ def spec_of(name: str, folder: Path, dockerfile: str = "", **fields: Any) -> San
 
 
 @asynccontextmanager
-async def opened(name: str, spec: SandboxSpec) -> AsyncIterator[RunningSandbox]:
-    async with provided(name) as provider:
-        sandbox = await provider.open(spec)
-        try:
-            yield sandbox
-        finally:
-            await sandbox.close()
+async def standing_sandbox(name: str, spec: SandboxSpec) -> AsyncIterator[RunningSandbox]:
+    async with provided(name) as provider, opened(provider, spec) as sandbox:
+        yield sandbox
 
 
 @runs
@@ -136,14 +133,14 @@ async def test_a_dockerfile_is_carried_out(name: str, tmp_path: Path) -> None:
         "ENV A=1 B=${A}2\nCOPY data /data\nCOPY run.sh .\nRUN echo $A$B$OF_TASK > built \\\n && mkdir sub",
         environment={"OF_TASK": "x"},
     )
-    async with opened(name, spec) as sandbox:
+    async with standing_sandbox(name, spec) as sandbox:
         done = await sandbox.exec(["sh", "-c", "pwd; cat built /data/a.txt; ./run.sh; echo $A$OF_TASK"])
     assert (done.exit_code, done.stdout.splitlines()) == (0, ["/app", "12", "aran", "1x"]), done
 
 
 @runs
 async def test_commands_share_files_and_processes_and_tell_how_they_ended(name: str, tmp_path: Path) -> None:
-    async with opened(name, spec_of(name, tmp_path, environment={"Y": "1"})) as sandbox:
+    async with standing_sandbox(name, spec_of(name, tmp_path, environment={"Y": "1"})) as sandbox:
         first = await sandbox.exec(["sh", "-c", "cat > in; sleep 300 & echo out; echo err >&2; exit 3"], stdin=b"given")
         assert (first.exit_code, first.stdout, first.stderr) == (3, "out\n", "err\n")
         assert (await sandbox.read_file("/app/in")) == b"given"
@@ -156,7 +153,7 @@ async def test_commands_share_files_and_processes_and_tell_how_they_ended(name: 
 
 @runs
 async def test_a_command_that_takes_too_long_or_that_nobody_waits_for_is_ended(name: str, tmp_path: Path) -> None:
-    async with opened(name, spec_of(name, tmp_path)) as sandbox:
+    async with standing_sandbox(name, spec_of(name, tmp_path)) as sandbox:
         with pytest.raises(TimeoutError):
             await sandbox.exec(["sleep", "301"], timeout_s=0.5)
         waiting = asyncio.ensure_future(sandbox.exec(["sh", "-c", "sleep 302; true"]))
@@ -174,7 +171,7 @@ async def test_a_command_that_takes_too_long_or_that_nobody_waits_for_is_ended(n
 
 @runs
 async def test_what_commands_have_left_is_ended_and_the_rest_goes_on(name: str, tmp_path: Path) -> None:
-    async with opened(name, spec_of(name, tmp_path)) as sandbox:
+    async with standing_sandbox(name, spec_of(name, tmp_path)) as sandbox:
         left = "nohup sleep {0}1 >/dev/null 2>&1 & setsid sleep {0}2 >/dev/null 2>&1 &"
         await sandbox.exec(["sh", "-c", left.format(310)])
         kept = await processes_of(sandbox)
@@ -186,7 +183,7 @@ async def test_what_commands_have_left_is_ended_and_the_rest_goes_on(name: str, 
 
 @runs
 async def test_files_are_written_and_read(name: str, tmp_path: Path) -> None:
-    async with opened(name, spec_of(name, tmp_path)) as sandbox:
+    async with standing_sandbox(name, spec_of(name, tmp_path)) as sandbox:
         content = bytes(range(256)) * 5000
         files = {"/deep/er/a": SandboxFile(content), "/app/x.sh": SandboxFile(b"#!/bin/sh\necho x", executable=True)}
         await sandbox.write_files(files)
@@ -199,7 +196,7 @@ async def test_files_are_written_and_read(name: str, tmp_path: Path) -> None:
 
 @runs
 async def test_after_its_end_a_sandbox_is_lost(name: str, tmp_path: Path) -> None:
-    async with opened(name, spec_of(name, tmp_path)) as sandbox:
+    async with standing_sandbox(name, spec_of(name, tmp_path)) as sandbox:
         running = asyncio.ensure_future(sandbox.exec(["sleep", "303"]))
         await asyncio.sleep(0.5)
         await sandbox.close()
