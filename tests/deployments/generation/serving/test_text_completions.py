@@ -1,6 +1,5 @@
 """Text completions: several prompts in one call, the log-probabilities of prompts, and what is counted of them."""
 
-
 import orjson
 import pytest
 
