@@ -154,9 +154,7 @@ def test_a_stream_whose_tokens_depend_on_those_before_them_ends(sampling: Sampli
     [{"prompt_logprobs": 1}, {"presence_penalty": 0.5}, {"structured_outputs": StructuredOutputsParams(json="{}")}],
     ids=["prompt's log-probabilities", "penalty", "schema"],
 )
-def test_what_was_interrupted_before_its_first_token_begins_anew_silently(
-    kind: RequestOutputKind, given: dict[str, Any]
-) -> None:
+def test_what_is_interrupted_before_its_first_token_begins_anew(kind: RequestOutputKind, given: dict[str, Any]) -> None:
     sampling = params(kind, **given)
     completion = completion_of(sampling)
     cut = output("", "abort")

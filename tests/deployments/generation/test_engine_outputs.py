@@ -56,11 +56,9 @@ class World:
         self.engine.weights.loaded = LoadedWeights(self.engine.weights.loaded.version + 1)
         self.llm.version = str(self.engine.weights.loaded.version)
 
-    async def outputs(
-        self, request: GenerationRequest = REQUEST, stop: str | None = None, **given: Any
-    ) -> list[RequestOutput]:
+    async def outputs(self, request: GenerationRequest = REQUEST, **given: Any) -> list[RequestOutput]:
         sampling = {"output_kind": RequestOutputKind.DELTA, **given}
-        params = SamplingParams(max_tokens=10, stop=stop, include_stop_str_in_output=True, **sampling)
+        params = SamplingParams(max_tokens=10, **sampling)
         prompt = {"prompt_token_ids": [1, 2]}
         return [output async for output in self.engine.completions.stream(request, prompt, params)]
 

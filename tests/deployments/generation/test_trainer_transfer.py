@@ -96,9 +96,7 @@ def test_a_trainer_that_listens_later_is_met() -> None:
 
 
 @pytest.mark.parametrize(("fails", "error"), [(False, None), (True, "RuntimeError: the trainer hung up")])
-def test_a_connection_that_another_worker_does_not_have_is_closed(
-    trainer: InitInfo, fails: bool, error: str | None
-) -> None:
+def test_a_connection_that_another_worker_lacks_is_closed(trainer: InitInfo, fails: bool, error: str | None) -> None:
     backend = Backend(fails)
     backend.go_on.set()
     rendezvous = TrainerRendezvous(backend, trainer)

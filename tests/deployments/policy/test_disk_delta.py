@@ -54,9 +54,7 @@ def test_a_delta_without_changes_makes_the_same_weights(tmp_path: Path) -> None:
         ({"version": "one"}, "the delta cannot be read: ValueError"),
     ],
 )
-def test_an_index_that_does_not_fit_is_refused_with_what_it_says(
-    tmp_path: Path, said: dict[str, str], message: str
-) -> None:
+def test_an_index_that_misfits_is_refused_with_what_it_says(tmp_path: Path, said: dict[str, str], message: str) -> None:
     place = publish_delta(tmp_path, 1, BASE, weights(2.0), said=said)
     assert refusal_of(tmp_path, BASE, place)[2].startswith(message)
 
@@ -87,9 +85,7 @@ def norm_bytes() -> int:
         ("overwrite", compressed(b""), "they are 0 bytes"),
     ],
 )
-def test_changes_that_do_not_fit_the_tensor_are_refused(
-    tmp_path: Path, encoding: str, packed: Any, message: str
-) -> None:
+def test_changes_that_misfit_the_tensor_are_refused(tmp_path: Path, encoding: str, packed: Any, message: str) -> None:
     place = publish_delta(tmp_path, 1, BASE, weights(2.0), encoding)
     rewritten(place, {NORM: packed}, {NORM: "0"})
     assert refusal_of(tmp_path, BASE, place)[2].startswith(f"its changes are damaged: {message}")

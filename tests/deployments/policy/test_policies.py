@@ -26,11 +26,9 @@ def not_current(field: str, how: str, current: int, value: int) -> Any:
     return refused(PolicyNotCurrent, field, f"{how}; version {current} is current", value)
 
 
-async def waited(
-    world: World, min_version: int, version: int | None, wait_s: float | None, name: str | None = None
-) -> int:
+async def waited(world: World, least: int, exact: int | None, wait_s: float | None, name: str | None = None) -> int:
     """The current version once it is as demanded."""
-    return (await world.store.wait_for(name, min_version, version, wait_s)).versions[name or ""]
+    return (await world.store.wait_for(name, least, exact, wait_s)).versions[name or ""]
 
 
 @pytest.mark.parametrize("name", [None, "a"])

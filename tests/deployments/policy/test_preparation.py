@@ -173,9 +173,7 @@ async def test_weights_with_another_checksum_than_their_sender_says_are_refused(
 
 
 @in_world(keep_versions=1)
-async def test_full_weights_of_a_delta_are_written_behind_its_activation(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_full_weights_of_a_delta_follow_its_activation(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     [replica] = await fleet(world, "r0")
     with monkeypatch.context() as patched:
         patched.setattr(Updates, "write_full_weights", nothing)

@@ -170,9 +170,7 @@ async def test_checksums_are_computed_once_when_somebody_asks_who_waits_for_all(
 @pytest.mark.parametrize("command", [SWAP, StartTransfer(SwapOptions()), None])
 @pytest.mark.parametrize("is_known", [True, False])
 @virtual_time.test
-async def test_a_replica_whose_weights_were_loaded_again_is_asked_again(
-    command: Command | None, is_known: bool
-) -> None:
+async def test_a_replica_whose_weights_were_reloaded_is_asked_again(command: Command | None, is_known: bool) -> None:
     actors = Actors()
     replica = actors.register("a")
     await actors.registry.ask_for_checksums(1.0)

@@ -141,25 +141,21 @@ async def test_while_a_checkpoint_is_read_its_number_is_taken(world: World, tmp_
 
 @in_world(keep_versions=2)
 async def test_the_newest_full_versions_are_kept_as_bases(world: World) -> None:
-    for version in (1, 2, 3):
-        await world.push(version, weights(version + 1.0))
-    assert versions(world) == [2, 3]
-    await world.push(4, delta(), kind="delta", base=3)
-    assert versions(world) == [3, 4]
-    await world.push(5, weights(5.0), kind="partial")
-    assert versions(world) == [4, 5]
-    for version in (6, 7, 8):
-        await world.push(version, adapter(version), kind="adapter")
-        assert versions(world) == [4, 5, version]
+    full = [(weights(version), dict[str, Any]()) for version in (2, 3, 4)]
+    derived = [(delta(), {"kind": "delta", "base": 3}), (weights(5.0), {"kind": "partial"})]
+    adapters = [(adapter(version), {"kind": "adapter"}) for version in (6, 7, 8)]
+    kept = []
+    for version, (content, options) in enumerate([*full, *derived, *adapters], 1):
+        await world.push(version, content, **options)
+        kept.append(versions(world))
+    assert kept == [[1], [1, 2], [2, 3], [3, 4], [4, 5], [4, 5, 6], [4, 5, 7], [4, 5, 8]]
     await world.restart()
     await world.push(9, weights(3.0))
     assert versions(world) == [5, 9]
 
 
 @in_world()
-async def test_an_update_that_fails_is_logged_with_its_traceback(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_failed_update_is_logged_with_its_traceback(world: World, caplog: pytest.LogCaptureFixture) -> None:
     await world.upload(2, weights(2.0))
     (world.folder / "making").write_bytes(b"in the way")
     with pytest.raises(OSError, match="making") as failed:

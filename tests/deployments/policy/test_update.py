@@ -215,7 +215,6 @@ async def test_new_weights_reach_every_replica_and_are_current(world: World) -> 
     assert (update.version, update.checksum, update.canary_s) == (5, checksum_of(content), 4.0)
     assert [(each.replica_id, each.status) for each in update.replicas] == [("r0", "swapped"), ("r1", "swapped")]
     assert [content_of(replica.staged) for replica in replicas] == [content, content]
-    assert world.cluster.done("swap") == [("r0", 5), ("r1", 5)]
     state = await world.store.state(0)
     assert (state.current, state.updating_to, state.transfer_world_size) == (5, None, 3)
     assert [(replica.replica_id, replica.version) for replica in state.replicas] == [("r0", 5), ("r1", 5)]
@@ -260,10 +259,6 @@ async def test_a_second_update_may_be_refused_instead(world: World, tmp_path: Pa
     assert not pushing.done()
     await pushing
     assert (versions(world), world.cluster.done("swap")) == ([1], [("r0", 1)])
-    # What had arrived can be completed later.
-    content = weights(3.0)
-    assert (await store.upload_state(2)).received_bytes == len(content)
-    assert (await world.complete(2, PushOptions(if_busy="refuse"), False, digest_of(content))).version == 2
 
 
 @in_world()
@@ -284,9 +279,7 @@ async def test_an_update_that_is_overtaken_is_refused_and_not_broken(world: Worl
 @pytest.mark.parametrize("kind", ["full", "adapter"])
 @pytest.mark.parametrize("resets", [True, False])
 @in_world()
-async def test_it_is_said_whether_the_prefix_cache_of_older_weights_stays(
-    world: World, kind: str, resets: bool
-) -> None:
+async def test_it_is_said_whether_the_prefix_cache_of_old_weights_stays(world: World, kind: str, resets: bool) -> None:
     await world.replica("r0")
     content = weights(2.0) if kind == "full" else adapter()
     update = await world.push(1, content, kind=kind, reset_prefix_cache=resets)

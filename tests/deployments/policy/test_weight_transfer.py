@@ -289,28 +289,24 @@ async def test_if_a_replica_fails_midway_all_go_back_in_place(
 
 
 @pytest.mark.parametrize(
-    ("first", "after_s"),
+    ("how", "at_s"),
     [({"holds": {UpdateTransfer}}, 30.0 + ENDS_WITHIN_S), *(({"at": {step: "error"}}, 0.0) for step in BACK)],
 )
 @in_world(transfer_idle_s=30)
-async def test_a_replica_that_cannot_go_back_is_replaced_alone(
-    world: World, first: dict[str, Any], after_s: float
-) -> None:
-    _, other = await serving(world, 1, 1, **first)
+async def test_a_replica_that_cannot_go_back_is_replaced_alone(world: World, how: dict[str, Any], at_s: float) -> None:
+    _, other = await serving(world, 1, 1, **how)
     other.at[UpdateTransfer] = "error"
     began = now()
     with pytest.raises(TransferRefused, match="r1 has no room"):
         await transfer(world)
     await until(lambda: world.cluster.killed == ["r0"])
-    assert now() - began == after_s
+    assert now() - began == at_s
     await gone_back(other)
     assert (await transfer(world)).version == 1
 
 
 @in_world(transfer_idle_s=30)
-async def test_where_only_engines_had_the_weights_all_replicas_are_replaced(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_where_only_engines_had_weights_all_are_replaced(world: World, caplog: pytest.LogCaptureFixture) -> None:
     await serving(world, 1, 1)
     await transfer(world)
     await start(world)

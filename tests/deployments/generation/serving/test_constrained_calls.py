@@ -78,9 +78,7 @@ async def test_a_call_of_a_session_that_only_has_tools_samples_from_the_policy(p
     ],
 )
 @runs
-async def test_the_record_says_which_messages_a_call_has_constrained(
-    endpoint: Endpoint, fields: dict[str, Any]
-) -> None:
+async def test_the_record_says_which_messages_a_call_constrained(endpoint: Endpoint, fields: dict[str, Any]) -> None:
     served = await Served(tool_call_parser="hermes").open()
     await generated(served, endpoint, body_of(endpoint, **fields), "s")
     [sample] = await served.samples()

@@ -84,9 +84,7 @@ def guided() -> Iterator[GrammarChecks]:
 
 
 @runs
-async def test_what_is_no_grammar_of_the_caller_needs_no_process(
-    config: VllmConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_calls_without_a_grammar_need_no_process(config: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError
 
@@ -104,9 +102,7 @@ async def test_what_is_no_grammar_of_the_caller_needs_no_process(
 
 @pytest.mark.timeout(300)
 @runs
-async def test_what_fits_is_as_vllm_validates_it_and_what_does_not_is_refused(
-    config: VllmConfig, checks: GrammarChecks
-) -> None:
+async def test_what_fits_is_as_in_vllm_and_what_does_not_is_refused(config: VllmConfig, checks: GrammarChecks) -> None:
     tokenizer: Any = cached_tokenizer_from_config(config.model_config)
     fitting: list[dict[str, Any]] = [
         {"json": {"type": "object", "properties": {"a": {"type": "integer"}}}},

@@ -104,9 +104,7 @@ async def test_the_prompt_of_a_call_that_continues_another_begins_with_its_ids()
 
 @pytest.mark.parametrize(("policy", "oldest"), [(None, 3), ("run-b", None)])
 @runs
-async def test_the_engine_is_told_the_oldest_version_that_a_call_continues(
-    policy: str | None, oldest: int | None
-) -> None:
+async def test_the_engine_learns_the_oldest_version_a_call_continues(policy: str | None, oldest: int | None) -> None:
     replica = await Replica().open(SessionRequest(policy=RolloutDemand(name=policy)))
     first, second = replica.call("one"), replica.call("two")
     await prepared(first, [QUESTION])

@@ -232,9 +232,7 @@ def test_the_end_of_an_output_has_no_more_bytes_than_it_may(text: str) -> None:
 
 
 @runs
-async def test_a_local_sandbox_gives_the_largest_file_and_no_larger_one(
-    provider: LocalProvider, tmp_path: Path
-) -> None:
+async def test_a_local_sandbox_gives_the_largest_file_and_none_larger(provider: LocalProvider, tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM debian\n")
     async with opened(provider, SandboxSpec(folder=tmp_path)) as sandbox:
         largest = f"mkdir -p /logs/verifier; head -c {LARGEST_FILE_BYTES} /dev/zero > {PATH}"

@@ -62,18 +62,15 @@ STAND_INS = ("kubernetes", ENGINE)
 WITHOUT_BUILDS = ("kubernetes",)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(name, marks=pytest.mark.skipif(not usable(name, options), reason=f"{name} is not here"))
-        for name, options in OPTIONS.items()
-    ]
-    + [
-        pytest.param(name, marks=pytest.mark.skipif(not usable("local", {}), reason="no bubblewrap"))
-        for name in STAND_INS
-    ]
-)
+NEEDED = dict(zip(OPTIONS, OPTIONS, strict=True)) | dict.fromkeys(STAND_INS, "local")
+"""By the name of each provider, the one that has to work here."""
+
+
+@pytest.fixture(params=NEEDED)
 def name(request: pytest.FixtureRequest) -> str:
     provider: str = request.param
+    if not usable(needed := NEEDED[provider], OPTIONS[needed]):
+        pytest.skip(f"{needed} is not here")
     return provider
 
 

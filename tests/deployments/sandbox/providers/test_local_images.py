@@ -81,9 +81,7 @@ def test_an_image_by_name_is_refused_and_forgotten_files_are_gone(
 
 
 @runs
-async def test_files_that_do_not_fit_are_refused_and_the_sandbox_goes_on(
-    provider: LocalProvider, tmp_path: Path
-) -> None:
+async def test_too_large_files_are_refused_and_the_sandbox_goes_on(provider: LocalProvider, tmp_path: Path) -> None:
     spec = folder(tmp_path, "small")
     sandbox = await provider.open(SandboxSpec(folder=spec.folder, storage_mb=8))
     with pytest.raises(SandboxRefused, match=r"(?s)The files cannot be written in the sandbox: .*No space left"):

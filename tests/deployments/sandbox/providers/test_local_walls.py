@@ -122,9 +122,7 @@ def test_memory_of_all_processes_together_is_bounded(provider: LocalProvider, fo
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="This machine has one processor.")
 @runs
-async def test_its_processes_have_the_processors_of_its_cpus_and_no_others(
-    provider: LocalProvider, folder: Path
-) -> None:
+async def test_processes_have_the_processors_of_its_cpus_and_no_others(provider: LocalProvider, folder: Path) -> None:
     async with AsyncExitStack() as leaving:
         specs = [SandboxSpec(folder=folder, cpus=cpus) for cpus in (0.5, 1, None, 4096)]
         sandboxes = [await leaving.enter_async_context(opened(provider, spec)) for spec in specs]
