@@ -17,6 +17,7 @@ from deployments.sandbox.providers.interface import (
 )
 from deployments.sandbox.providers.local import LocalProvider
 from deployments.sandbox.providers.local_sandbox import LocalRunningSandbox
+from tests.deployments.sandbox.providers.opened import opened
 from tests.virtual_time import runs
 
 # Sandboxes are started.
@@ -104,8 +105,7 @@ def test_folders_whose_names_have_wildcards_are_no_files_of_an_image(provider: L
 
 @runs
 async def test_a_shell_that_does_not_answer_is_a_lost_sandbox(provider: LocalProvider, tmp_path: Path) -> None:
-    sandbox = await provider.open(folder(tmp_path, "first"))
-    assert isinstance(sandbox, LocalRunningSandbox)
-    with pytest.raises(SandboxLost, match=r"did not answer within 0.2 s"):
-        await sandbox.run_shell("sleep 60", 0.2)
-    await sandbox.close()
+    async with opened(provider, folder(tmp_path, "first")) as sandbox:
+        assert isinstance(sandbox, LocalRunningSandbox)
+        with pytest.raises(SandboxLost, match=r"did not answer within 0.2 s"):
+            await sandbox.run_shell("sleep 60", 0.2)
