@@ -251,6 +251,8 @@ async def test_a_second_update_may_be_refused_instead(world: World, tmp_path: Pa
     message = "version 1 is being loaded by the replicas; wait for it, or say if_busy=wait"
     async with refused(UpdateUnderWay, "if_busy", message, "refuse"):
         await world.push(2, weights(3.0), if_busy="refuse")
+    async with taken(1, newest=1):
+        await world.store.write_chunk(1, None, 0, b"")
     # Also one that was validated meanwhile.
     store, info = world.store, Version(version=2, kind="full", created_at=datetime(2026, 1, 1, tzinfo=UTC))
     updates = Updates(store.policies, store.registry, store.loading, BackgroundTasks(), is_rolling=False)

@@ -372,6 +372,8 @@ async def test_replicas_go_back_when_the_trainer_is_silent_or_has_left(
     assert now() - began == 30.0
     await world.until_idle()
     assert_abandoned(caplog, "nothing was heard from the trainer", "2 of 2")
+    async with refused(TransferRefused, "transfer", NOT_UNDER_WAY):
+        await world.store.update_transfer(WEIGHTS)
     assert (await transfer(world)).version == 1
 
 
