@@ -341,9 +341,9 @@ async def test_a_replica_reports_its_callers_and_the_highest_ended_virtual_time(
 @virtual_time.test
 async def test_what_waits_in_the_ingress_counts_for_autoscaling() -> None:
     replica = ServingReplica()
-    generating = [replica.generate(requests(name), *of) for name, *of in (("a", "one", 100), ("c", "other", 5))]
+    first, last = replica.generate(requests("a"), "one", 100), replica.generate(requests("c"), "other", 5)
     calling = replica.serve([served("b")], "one", 70)
-    reading = [asyncio.create_task(all_of(stream)) for stream in (generating[0], calling, generating[1])]
+    reading = [asyncio.create_task(all_of(stream)) for stream in (first, calling, last)]
     seen = []
     for ends in (None, *reading):
         if ends is not None:

@@ -268,9 +268,14 @@ def test_each_tensor_counts_as_a_sign_of_life() -> None:
     """The whole takes longer than the limit, and no tensor does."""
 
     def attempt(limit_s: float) -> bool:
+        def arriving() -> Iterable[int]:
+            for number in range(8):
+                time.sleep(limit_s / 5)
+                yield number
+
         model, seen = Model(), list[Any]()
         with TrainerWatch(limit_s, lambda: None) as watch, watch.noting_weights_of(model, seen.append):
-            loaded = model.load_weights(time.sleep(limit_s / 5) or number for number in range(8))
+            loaded = model.load_weights(arriving())
         assert seen == loaded == list(range(8))
         assert "load_weights" not in vars(model), "the model is as it was"
         return not watch.has_hung_up

@@ -157,17 +157,17 @@ async def test_a_switch_of_adapter_pauses_nothing() -> None:
     assert (updater.may_generate.is_set(), updater.aborts) == (False, 0)
     updater.accept()
     assert updater.may_generate.is_set()
-    assert (times, updater.loaded, [call.replace(f"{folder.parent}/", "") for call in llm.calls]) == (
-        CommandCosts(),
-        LoadedWeights(0, adapter=4),
-        ["add_lora 1 4"],
-    )
+    assert (times, updater.loaded) == (CommandCosts(), LoadedWeights(0, adapter=4))
+    assert llm.calls == [f"add_lora 1 {folder}"]
 
 
 @virtual_time.test
 async def test_a_transfer_that_broke_off_ends_when_full_weights_are_swapped_in() -> None:
     silent = "the trainer sent nothing for 20 s"
-    answers = {"receive_transfer": [[(None, silent), (None, None)]], "abandon_transfer": [[(None, None)] * 2]}
+    answers: dict[str, Any] = {
+        "receive_transfer": [[(None, silent), (None, None)]],
+        "abandon_transfer": [[(None, None)] * 2],
+    }
     llm = full_weights(2, begin_saving=[[None, None]], **answers)
     updater = updater_of(llm)
     await updater.start_transfer(SwapOptions(), WEIGHTS)

@@ -26,6 +26,7 @@ from tests.deployments.policy.policy_world import (
     version_files,
     weights,
 )
+from tests.deployments.policy.scripted_replicas import Step
 from tests.virtual_time import now, until
 
 LOAD_S = 100.0
@@ -72,6 +73,15 @@ async def test_a_replica_for_which_the_weights_cannot_be_read_is_replaced(
     assert warning.getMessage() == "The current weights could not be given to a replica."
     assert (warning.exc_info is not None, vars(warning)["replica_id"]) == (True, "r0")
     assert replaced.getMessage().startswith("A generator replica is replaced: weights: ")
+
+
+@pytest.mark.parametrize(("step", "after_s"), [("error", 0.0), ("hang", 30.0)])
+@in_world(command_timeout_s=30)
+async def test_a_replica_that_does_not_accept_requests_is_replaced(world: World, step: Step, after_s: float) -> None:
+    await world.replica("r0", script=[step])
+    await until(lambda: world.cluster.killed == ["r0"])
+    assert now() == after_s
+    assert (await world.push(1, weights(2.0))).replicas == []
 
 
 @in_world()

@@ -142,8 +142,8 @@ async def test_while_a_checkpoint_is_read_its_number_is_taken(world: World, tmp_
 @in_world(keep_versions=2)
 async def test_the_newest_full_versions_are_kept_as_bases(world: World) -> None:
     full = [(weights(version), dict[str, Any]()) for version in (2, 3, 4)]
-    derived = [(delta(), {"kind": "delta", "base": 3}), (weights(5.0), {"kind": "partial"})]
-    adapters = [(adapter(version), {"kind": "adapter"}) for version in (6, 7, 8)]
+    derived = [(delta(), dict[str, Any](kind="delta", base=3)), (weights(5.0), dict[str, Any](kind="partial"))]
+    adapters = [(adapter(version), dict[str, Any](kind="adapter")) for version in (6, 7, 8)]
     kept = []
     for version, (content, options) in enumerate([*full, *derived, *adapters], 1):
         await world.push(version, content, **options)

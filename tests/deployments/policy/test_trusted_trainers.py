@@ -136,6 +136,5 @@ def test_the_system_resolves_the_names_of_this_machine_and_no_others() -> None:
 def test_a_mistyped_entry_is_refused_when_the_config_is_read(text: str, message: str) -> None:
     with pytest.raises(ValidationError) as refused:
         TransferSettings(trainers=["10.0.0.4:29500", text])
-    assert [(error["loc"], error["msg"]) for error in refused.value.errors()] == [
-        (("trainers",), f"Value error, {message}")
-    ]
+    errors = [(error["loc"], error["msg"]) for error in refused.value.errors()]
+    assert errors == [(("trainers",), f"Value error, {message}")]

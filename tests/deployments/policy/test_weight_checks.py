@@ -33,9 +33,8 @@ def test_the_layout_of_a_checkpoint_is_the_one_that_its_weights_pass(tmp_path: P
     written(tmp_path / "model" / "model-1.safetensors", {"norm.weight": GOOD["norm.weight"], "scale": GOOD["scale"]})
     written(tmp_path / "model" / "model-2.safetensors", {"embed.weight": GOOD["embed.weight"]})
     assert layout_of(tmp_path / "model") == LAYOUT
-    assert validate_full(TINY_MODEL / "model.safetensors", layout_of(TINY_MODEL)) == file_checksum(
-        TINY_MODEL / "model.safetensors"
-    )
+    tiny = TINY_MODEL / "model.safetensors"
+    assert validate_full(tiny, layout_of(TINY_MODEL)) == file_checksum(tiny)
 
 
 NOT_FINITE = "it holds NaN or infinity; the training has diverged"

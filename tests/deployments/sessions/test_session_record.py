@@ -180,8 +180,10 @@ def test_arguments_that_are_no_object_are_the_empty_one(engine: FakeEngine, argu
 
 def test_a_generated_call_of_bad_json_is_known_as_an_empty_object(engine: FakeEngine) -> None:
     made = engine.call([QUESTION], Reply("", None, '{"a": 1'))
-    plan = engine.record.plan([QUESTION, {**made.message, "tool_calls": [call("x", {})]}, NEXT], PLAIN)
-    assert (plan.covered, plan.drift) == (2, ())
+    for content in list[Any]([None, "", []]):
+        back = {**made.message, "content": content, "tool_calls": [call("x", {})]}
+        plan = engine.record.plan([QUESTION, back, NEXT], PLAIN)
+        assert (plan.covered, plan.drift) == (2, ())
 
 
 def test_a_reward_for_what_was_not_generated_is_refused(engine: FakeEngine) -> None:

@@ -184,7 +184,7 @@ async def test_the_longer_an_answer_is_the_rarer_are_its_events(monkeypatch: pyt
 def abortable() -> ServedRequest:
     """A call that the ingress "a" received at its time 4."""
     body = orjson.dumps({"input_ids": FIRST, "rid": "a-1", "return_logprob": True})
-    times = {"received_at": 4.0, "age_s": 1.0, "arrived_at": time.monotonic()}
+    times: dict[str, Any] = {"received_at": 4.0, "age_s": 1.0, "arrived_at": time.monotonic()}
     asked = "call", range(3), 512, (), SamplingOptions()
     return ServedRequest(*asked, endpoint="generate", body=body, ingress="a", **times)
 
