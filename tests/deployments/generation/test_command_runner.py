@@ -222,7 +222,7 @@ TRIAL = Swap(SwapOptions(), is_trial=True)
 
 def test_a_trial_ends_when_requests_are_accepted(tmp_path: Path) -> None:
     weights, store = ScriptedWeights(changes_nothing=True), ScriptedCommands(TRIAL, Canary(9.0), AcceptRequests())
-    played(weights, store, tmp_path)
+    assert played(weights, store, tmp_path).is_current.is_set()
     assert weights.calls == ["swap keep on trial", "try_current", "accept"]
     assert store.errors == [(None, False)] * 3
     assert [report.costs.canary_s > 0.0 for report in store.reports] == [False, False, True]
@@ -242,7 +242,7 @@ def test_a_canary_that_fails_or_takes_too_long_leaves_the_replica_usable(
     store = ScriptedCommands(TRIAL, Canary(0.1), Swap(SwapOptions()))
     runner = played(weights, store, tmp_path)
     assert store.errors == [(None, False), (error, False), (None, False)]
-    assert (runner.broken, weights.is_on_trial) == (None, False)
+    assert (runner.broken, weights.is_on_trial, runner.is_current.is_set()) == (None, False, False)
 
 
 @pytest.mark.parametrize(
@@ -255,12 +255,6 @@ def test_a_replica_whose_engine_dies_of_a_command_is_broken(
     runner = played(ScriptedWeights(fails=fails, engine_is_alive=False), store, tmp_path)
     assert store.errors == [(None, False)] * len(before) + [(f"OSError: {fails} failed", True)]
     assert runner.broken == f"OSError: {fails} failed"
-
-
-def test_a_replica_is_current_only_when_the_store_says_so(tmp_path: Path) -> None:
-    before = played(ScriptedWeights(), ScriptedCommands(Swap(SwapOptions())), tmp_path)
-    after = played(ScriptedWeights(), ScriptedCommands(Swap(SwapOptions()), AcceptRequests()), tmp_path)
-    assert (before.is_current.is_set(), after.is_current.is_set()) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -322,10 +316,8 @@ def test_a_replica_whose_transfer_breaks_off_goes_back_to_full_weights(
     back = (AbandonTransfer(), stage(tmp_path, 5), Swap(SwapOptions()))
     store = ScriptedCommands(*transfer, *back, end=LOST)
     runner = played(ScriptedWeights(fails=step), store, tmp_path, seconds=0.9)
-    assert store.errors == [(None, False)] * (len(transfer) - 1) + [
-        (f"OSError: {step} failed", False),
-        *[(None, False)] * 3,
-    ]
+    failed = (f"OSError: {step} failed", False)
+    assert store.errors == [*[(None, False)] * (len(transfer) - 1), failed, *[(None, False)] * 3]
     name = type(transfer[-1]).__name__
     message = f"The command {name} failed, and the engine waits for full weights: OSError: {step} failed"
     assert caplog.messages[0] == message
@@ -333,29 +325,23 @@ def test_a_replica_whose_transfer_breaks_off_goes_back_to_full_weights(
 
 
 @pytest.mark.parametrize(
-    ("commands", "loaded", "is_on_trial"),
-    [((SWAP,), 1, False), ((TRIAL,), 1, True), ((*TRANSFER, FinishTransfer(3)), 3, False)],
+    ("commands", "loaded", "is_on_trial", "keys"),
+    [
+        ((SWAP,), 1, False, {1: "of 1"}),
+        ((TRIAL,), 1, True, {1: "of 1"}),
+        ((*TRANSFER, FinishTransfer(3, "of 3")), 3, False, {3: "of 3"}),
+    ],
 )
 def test_a_replica_that_loses_the_store_registers_again_with_what_it_has(
-    tmp_path: Path, commands: Sequence[Command], loaded: int, is_on_trial: bool
+    tmp_path: Path, commands: Sequence[Command], loaded: int, is_on_trial: bool, keys: dict[int, str]
 ) -> None:
-    store = ScriptedCommands(*commands, end=LOST)
+    staged, never_loaded = (stage(tmp_path, version, key=f"of {version}") for version in (1, 2))
+    store = ScriptedCommands(staged, *commands, never_loaded, end=LOST)
     runner = played(ScriptedWeights(), store, tmp_path, seconds=0.9)
     assert store.registrations == [LoadedWeights(0), LoadedWeights(loaded)]
-    assert store.trials == [(False, {}), (is_on_trial, {})]
+    assert store.trials == [(False, {}), (is_on_trial, keys)]
     assert store.named == [{"run-b": 7}] * 2
     assert runner.broken is None
-
-
-def test_a_replica_returns_the_keys_of_the_versions_that_it_has_loaded(tmp_path: Path) -> None:
-    staged = stage(tmp_path, 1, key="of 1")
-    never_loaded = stage(tmp_path, 2, key="of 2")
-    store = ScriptedCommands(staged, Swap(SwapOptions()), never_loaded, end=LOST)
-    played(ScriptedWeights(), store, tmp_path, seconds=0.9)
-    assert store.keys == [{}, {1: "of 1"}]
-    transferred = ScriptedCommands(*TRANSFER, FinishTransfer(3, "of 3"), end=LOST)
-    played(ScriptedWeights(), transferred, tmp_path, seconds=0.9)
-    assert transferred.keys == [{}, {3: "of 3"}]
 
 
 @pytest.mark.parametrize("end", [LOST, ReplicaNotRegistered("replica")])
@@ -363,12 +349,8 @@ def test_a_replica_that_loses_the_store_in_a_transfer_is_broken(tmp_path: Path, 
     store, weights = ScriptedCommands(*TRANSFER, end=end), ScriptedWeights()
     runner = runner_of(weights, store, tmp_path)
     run(runner.run())
-    assert weights.calls == [
-        "init_transfer 1 within 30 s",
-        "start_transfer keep",
-        "update_transfer names within 20 s",
-        "apply_transfer",
-    ]
+    begun = ["init_transfer 1 within 30 s", "start_transfer keep", "update_transfer names within 20 s"]
+    assert weights.calls == [*begun, "apply_transfer"]
     assert store.errors == [(None, False)] * 4
     assert runner.broken == f"{type(end).__name__} in the middle of a weight transfer: {end}"
     assert store.registrations == [LoadedWeights(0)]

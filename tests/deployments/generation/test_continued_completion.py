@@ -16,7 +16,7 @@ from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-from deployments.generation.continued_completion import ContinuedCompletion, params_of_choice
+from deployments.generation.continued_completion import ContinuedCompletion
 from deployments.protocols.generation import derived_seed
 from deployments.upstream.vllm.token_texts import detokenizer_of
 from tests.paths import SMALL_MODEL
@@ -148,20 +148,13 @@ def test_a_stream_whose_tokens_depend_on_those_before_them_ends(sampling: Sampli
     assert ending.outputs[0].finish_reason == "abort"
 
 
-def test_each_choice_has_the_seed_that_vllm_gives_it() -> None:
-    each = [params_of_choice(params(n=3), index) for index in range(3)]
-    assert [(one.n, one.seed) for one in each] == [(1, 7), (1, 8), (1, 9)]
-
-
 @pytest.mark.parametrize("kind", [FINAL, DELTA])
 @pytest.mark.parametrize(
     "given",
     [{"prompt_logprobs": 1}, {"presence_penalty": 0.5}, {"structured_outputs": StructuredOutputsParams(json="{}")}],
     ids=["prompt's log-probabilities", "penalty", "schema"],
 )
-def test_what_was_interrupted_before_its_first_token_begins_anew_silently(
-    kind: RequestOutputKind, given: dict[str, Any]
-) -> None:
+def test_what_is_interrupted_before_its_first_token_begins_anew(kind: RequestOutputKind, given: dict[str, Any]) -> None:
     sampling = params(kind, **given)
     completion = completion_of(sampling)
     cut = output("", "abort")

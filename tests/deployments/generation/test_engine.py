@@ -16,7 +16,7 @@ from deployments.generation.engine import VLLMEngine
 from deployments.generation.engine_images import EngineImages, ImagesUnsupported
 from deployments.generation.engine_requests import generation_of
 from deployments.policy.commands import LoadedWeights
-from deployments.protocols.generation import Generation, GenerationRequest, SamplingOptions, packed_ids, packed_logprobs
+from deployments.protocols.generation import Generation, GenerationRequest, SamplingOptions
 from deployments.protocols.images import ImageSpan
 from deployments.upstream.vllm.engine_progress import StepCounter
 from tests.fakes.async_llm import GeneratingLLM
@@ -31,12 +31,6 @@ def completion(*logprobs: float, tokens: int | None = None) -> CompletionOutput:
     flat = FlatLogprobs()
     flat.logprobs = list(logprobs)
     return CompletionOutput(0, "", list(range(count)), None, flat, finish_reason="stop")
-
-
-def test_a_generation_has_packed_ids_and_log_probabilities() -> None:
-    assert generation_of(completion(-0.5, -2.0, 0.0), None) == Generation(
-        packed_ids([0, 1, 2]), packed_logprobs([-0.5, -2.0, 0.0]), "stop"
-    )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

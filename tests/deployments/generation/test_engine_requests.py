@@ -124,9 +124,7 @@ def completion_of(
 
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(0, 5))
-def test_positions_that_went_through_dicts_have_the_sampled_token_again(
-    named: int, sampled: list[int], joined_from: int
-) -> None:
+def test_positions_from_dicts_have_the_sampled_token_again(named: int, sampled: list[int], joined_from: int) -> None:
     """A sampled token may be the likeliest one, any other that is named, or none of these."""
     direct, later = FlatLogprobs(), FlatLogprobs()
     for place, rank in enumerate(sampled):
@@ -189,9 +187,7 @@ def test_experts_are_the_smallest_numbers_that_hold_them(experts: int, dtype: Nu
 @pytest.mark.parametrize(
     ("token_ids", "end", "experts_from"), [([30], "stop", len(PROMPT)), ([], "abort", 0), ([], "abort", 2)]
 )
-def test_a_generation_of_which_no_experts_are_due_is_not_lost(
-    token_ids: list[int], end: str, experts_from: int
-) -> None:
+def test_a_generation_without_due_experts_is_not_lost(token_ids: list[int], end: str, experts_from: int) -> None:
     request = generation_request(experts_from=experts_from, routed_experts=True)
     logprobs = flat(token_ids, [-1.0] * len(token_ids))
     completion = CompletionOutput(0, "", token_ids, None, logprobs, finish_reason=end, weight_versions=[])

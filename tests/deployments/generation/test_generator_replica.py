@@ -13,8 +13,9 @@ from deployments.generation.engine import VLLMEngine
 from deployments.generation.generator_replica import GeneratorReplica
 from deployments.generation.generator_replica_base import GeneratorReplicaBase
 from deployments.generation.settings import EngineSettings, ResponseSettings
-from deployments.protocols.generation import Generation, GenerationRequest, SamplingOptions
+from deployments.protocols.generation import GenerationRequest
 from tests import virtual_time
+from tests.deployments.generation.test_generator_replica_base import ScriptedEngine, requests
 from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
@@ -46,24 +47,12 @@ async def test_an_engine_starts_with_its_replicas_seed_and_parser(
     assert (raised.value.args[0]["reasoning_parser"], raised.value.args[0]["seed"]) == ("qwen3", seed)
 
 
-class PausedEngine:
+class PausedEngine(ScriptedEngine):
     """It generates nothing until it is interrupted."""
 
-    def __init__(self) -> None:
-        self.failures: list[type | None] = []
-        self._ends = asyncio.Event()
-
-    async def generate(self, _request: GenerationRequest) -> Generation:
-        await self._ends.wait()
-        return Generation([], [], "abort")
-
     async def interrupt(self, generation_ids: Iterable[str], failure: RolloutFailure | None = None) -> None:
-        assert list(generation_ids) == ["g"]
-        self.failures.append(type(failure))
-        self._ends.set()
-
-    def load(self) -> Any:
-        return None
+        await super().interrupt(generation_ids, failure)
+        self.finish(*generation_ids)
 
     def shutdown(self) -> None:
         """There is no process."""
@@ -92,11 +81,12 @@ class BrokenReplica(GeneratorReplica):
 async def test_a_broken_replica_is_unhealthy_and_keeps_no_generation() -> None:
     engine = PausedEngine()
     replica: Any = BrokenReplica(engine)
-    generating = asyncio.ensure_future(anext(replica.generate([GenerationRequest("g", [1], 1, (), SamplingOptions())])))
+    generating = asyncio.ensure_future(anext(replica.generate(requests("g"))))
     await virtual_time.settled()
     replica.end()
     with pytest.raises(RuntimeError, match="half of them"):
         await replica.check_health()
     replica.drain(300.0)
     await generating
-    assert (engine.failures, virtual_time.now()) == ([ReplicaShuttingDown], 0.0)
+    [(names, failure)] = engine.interrupted
+    assert (names, type(failure), virtual_time.now()) == (["g"], ReplicaShuttingDown, 0.0)

@@ -86,13 +86,9 @@ class ScriptedReplica(GeneratorReplicaBase):
             raise GenerationLost("not yet")
 
 
-def requests(*names: str, min_weight_version: int = 0) -> list[GenerationRequest]:
-    return [
-        GenerationRequest(
-            name, [1], 1, (), SamplingOptions(), min_weight_version, rollout_id=f"rollout of {name}", request_id="r"
-        )
-        for name in names
-    ]
+def requests(*names: str, **fields: Any) -> list[GenerationRequest]:
+    of_all = {"rollout_id": "rollout", "request_id": "r", **fields}
+    return [GenerationRequest(name, [1], 1, (), SamplingOptions(), **of_all) for name in names]
 
 
 def results_of(replica: ScriptedReplica, generations: list[GenerationRequest]) -> list[Generation | RolloutFailure]:
@@ -113,14 +109,11 @@ def test_a_failure_is_the_result_of_its_own_generation_alone(caplog: pytest.LogC
     logged = {record.exc_info[0]: record for record in caplog.records if record.exc_info}
     assert logged.keys() == {KeyError, Panic}, "those without a name of ours, with their tracebacks"
     names = ("request_id", "rollout_id", "generation_id")
-    assert [vars(logged[KeyError])[name] for name in names] == ["r", "rollout of bug", "bug"]
+    assert [vars(logged[KeyError])[name] for name in names] == ["r", "rollout", "bug"]
 
 
 def of_groups(name: str, count: int) -> list[GenerationRequest]:
-    return [
-        GenerationRequest(name, [1], 1, (), SamplingOptions(), group=f"group {number}", request_id="r")
-        for number in range(count)
-    ]
+    return [request for number in range(count) for request in requests(name, group=f"group {number}")]
 
 
 @virtual_time.test
@@ -230,8 +223,8 @@ BEGUN = ServedPart(b"{", 200, "application/json")
 ENDED = ServedPart(b"}", tokens=ServedTokens(3, 2))
 
 
-def served(name: str, min_weight_version: int = 0) -> ServedRequest:
-    return ServedRequest(name, [1], 1, (), SamplingOptions(), min_weight_version)
+def served(name: str) -> ServedRequest:
+    return ServedRequest(name, [1], 1, (), SamplingOptions())
 
 
 async def all_of(items: AsyncGenerator[Any, None]) -> list[Any]:
@@ -290,12 +283,10 @@ async def test_a_replica_that_drains_hands_over_what_runs_until_all_have_ended()
         replica.drain(bound_s=10)
         replica.engine.finish("ends")
         assert (await first).results == [(0, DONE)]
-        refusals = [
-            *[result for item in await all_of(replica.generate(requests("new"))) for result in item.results],
-            *[result for item in await answered(replica, "new") for result in item.results],
-        ]
+        refused = [*await all_of(replica.generate(requests("new"))), *await answered(replica, "new")]
+        refusals = [result for item in refused for _, result in item.results]
         said = (ReplicaShuttingDown, "The generator replica is being shut down.")
-        assert [(type(refused), str(refused)) for _, refused in refusals] == [said] * 2
+        assert [(type(refusal), str(refusal)) for refusal in refusals] == [said] * 2
         assert replica.engine.started == ["ends", "a"]
         await asyncio.sleep(9.9)
         assert replica.engine.interrupted == []
@@ -332,7 +323,8 @@ async def test_what_a_dead_caller_has_under_way_is_aborted(monkeypatch: pytest.M
 @virtual_time.test
 async def test_a_replica_reports_its_callers_and_the_highest_ended_virtual_time() -> None:
     replica = ScriptedReplica()
-    calls = [replica.generate([timed(f"{caller}", virtual_time)], caller) for caller, virtual_time in CALLERS]
+    callers = (("one", 7), ("two", 50), ("three", 3))
+    calls = [replica.generate(requests(caller, virtual_time=time), caller) for caller, time in callers]
     waiting = [asyncio.create_task(anext(call)) for call in calls]
     await virtual_time.settled()
     replica.engine.finish("one")
@@ -349,12 +341,9 @@ async def test_a_replica_reports_its_callers_and_the_highest_ended_virtual_time(
 @virtual_time.test
 async def test_what_waits_in_the_ingress_counts_for_autoscaling() -> None:
     replica = ServingReplica()
-    streams: list[AsyncGenerator[Any, None]] = [
-        replica.generate(requests("a"), "ingress", 100),
-        replica.serve([served("b")], "ingress", 70),
-        replica.generate(requests("c"), "other ingress", 5),
-    ]
-    reading = [asyncio.create_task(all_of(stream)) for stream in streams]
+    first, last = replica.generate(requests("a"), "one", 100), replica.generate(requests("c"), "other", 5)
+    calling = replica.serve([served("b")], "one", 70)
+    reading = [asyncio.create_task(all_of(stream)) for stream in (first, calling, last)]
     seen = []
     for ends in (None, *reading):
         if ends is not None:
@@ -363,10 +352,3 @@ async def test_what_waits_in_the_ingress_counts_for_autoscaling() -> None:
         seen.append((replica.load().ingresses, await replica.record_autoscaling_stats()))
     assert seen == [*[(2, {"in_progress": 7.0 + 70 + 5})] * 2, (1, {"in_progress": 7.0 + 5}), (0, {"in_progress": 7.0})]
     assert (await replica.describe(), await replica.ongoing_generations()) == (DESCRIPTION, 7)
-
-
-CALLERS = (("one", 7), ("two", 50), ("three", 3))
-
-
-def timed(name: str, virtual_time: int) -> GenerationRequest:
-    return GenerationRequest(name, [0], 1, (), SamplingOptions(), virtual_time=virtual_time)

@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +27,33 @@ ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "o
 CALL = '<tool_call>\n{"name": "add", "arguments": {"numbers": [41, 1]}}\n</tool_call>'
 
 
+@dataclass(frozen=True)
+class Kind:
+    """The tiny model's tokenizer with the markers as tokens, special ones or plain ones, and its parser."""
+
+    folder: Path
+    tokenizer: Any
+    parser: _VLLMResponseParser
+
+    def response(self, text: str, **fields: Any) -> ResponseToParse:
+        return ResponseToParse(ids(self.tokenizer, text), **fields)
+
+    def parse(self, text: str, **fields: Any) -> ParsedResponse:
+        return self.parser.parse(self.response(text, **fields))
+
+
 @pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The tiny model's tokenizer with the markers as tokens: special ones, or plain ones."""
-    made: dict[str, Any] = {}
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kind]:
+    made = {}
     for kind in ("special", "plain"):
         folder = tmp_path_factory.mktemp(kind)
-        tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+        tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
         tokenizer.add_tokens(MARKERS, special_tokens=kind == "special")
         tokenizer.save_pretrained(folder)
         shutil.copy(TINY_MODEL / "config.json", folder)
-        made[kind] = tokenizer
-        made[f"{kind} folder"] = str(folder)
+        choice = ParserChoice(str(folder), "hermes", "qwen3", frozenset({tokenizer.eos_token_id}))
+        made[kind] = Kind(folder, tokenizer, _VLLMResponseParser(choice))
     return made
-
-
-@pytest.fixture(scope="module")
-def parsers(tokenizers: dict[str, Any]) -> dict[str, _VLLMResponseParser]:
-    ends = frozenset({tokenizers["plain"].eos_token_id})
-    return {
-        kind: _VLLMResponseParser(ParserChoice(tokenizers[f"{kind} folder"], "hermes", "qwen3", ends))
-        for kind in ("special", "plain")
-    }
 
 
 @pytest.fixture(autouse=True)
@@ -64,38 +70,26 @@ def ids(tokenizer: Any, text: str, ended: bool = True) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["special", "plain"])
-def test_calls_and_reasoning_are_read_by_special_and_by_plain_markers(
-    tokenizers: dict[str, Any], parsers: dict[str, _VLLMResponseParser], kind: str
-) -> None:
-    text = f"<think>Two numbers.</think>I add them. {CALL}{CALL}"
-    parsed = parsers[kind].parse(ResponseToParse(ids(tokenizers[kind], text), tools=[ADD], turn=2))
+def test_calls_and_reasoning_are_read_by_special_and_by_plain_markers(kinds: dict[str, Kind], kind: str) -> None:
+    parsed = kinds[kind].parse(f"<think>Two numbers.</think>I add them. {CALL}{CALL}", tools=[ADD], turn=2)
     call = {"type": "function", "function": {"name": "add", "arguments": '{"numbers": [41, 1]}'}}
     assert parsed.tool_calls == [{"id": "call00200", **call}, {"id": "call00201", **call}]
     assert (parsed.reasoning_content, parsed.parsed_content) == ("Two numbers.", "I add them. ")
     assert parsed.parse_error is None
 
 
-def test_calls_are_read_also_where_the_sample_names_no_tools(
-    tokenizers: dict[str, Any], parsers: dict[str, _VLLMResponseParser]
-) -> None:
-    response = ids(tokenizers["plain"], f"</think>{CALL}")
-    odd_tools: list[dict[str, Any]] = [{"name": "add"}]
-    for tools in (None, [], odd_tools):
-        [call] = parsers["plain"].parse(ResponseToParse(response, tools=tools)).tool_calls
+def test_calls_are_read_also_where_the_sample_names_no_tools(kinds: dict[str, Kind]) -> None:
+    for tools in (None, [], [{"name": "add"}]):
+        [call] = kinds["plain"].parse(f"</think>{CALL}", tools=tools).tool_calls
         assert call["function"]["name"] == "add"
 
 
-def test_a_call_that_is_not_json_is_an_error_that_says_why(
-    tokenizers: dict[str, Any], parsers: dict[str, _VLLMResponseParser]
-) -> None:
-    text = '</think><tool_call>{"name": "add", "arguments": {</tool_call>'
-    parsed = parsers["plain"].parse(ResponseToParse(ids(tokenizers["plain"], text), tools=[ADD]))
+def test_a_call_that_is_not_json_is_an_error_that_says_why(kinds: dict[str, Kind]) -> None:
+    parsed = kinds["plain"].parse('</think><tool_call>{"name": "add", "arguments": {</tool_call>', tools=[ADD])
     assert (parsed.tool_calls, parsed.parsed_content) == ([], None)
-    assert parsed.parse_error is not None
-    assert parsed.parse_error.startswith("JSONDecodeError: ")
-    following = parsers["plain"].parse(ResponseToParse(ids(tokenizers["plain"], f"</think>{CALL}"), tools=[ADD]))
-    assert following.parse_error is None
-    assert len(following.tool_calls) == 1
+    assert str(parsed.parse_error).startswith("JSONDecodeError: ")
+    following = kinds["plain"].parse(f"</think>{CALL}", tools=[ADD])
+    assert (following.parse_error, len(following.tool_calls)) == (None, 1)
 
 
 @pytest.mark.parametrize(
@@ -139,10 +133,8 @@ pieces = st.sampled_from(
 
 
 @given(st.lists(pieces, max_size=12).map("".join))
-def test_whatever_a_model_writes_is_parsed_or_an_error(
-    tokenizers: dict[str, Any], parsers: dict[str, _VLLMResponseParser], text: str
-) -> None:
-    parsed = response_parser.parsed(parsers["plain"], ResponseToParse(ids(tokenizers["plain"], text), tools=[ADD]))
+def test_whatever_a_model_writes_is_parsed_or_an_error(kinds: dict[str, Kind], text: str) -> None:
+    parsed = response_parser.parsed(kinds["plain"].parser, kinds["plain"].response(text, tools=[ADD]))
     for call in parsed.tool_calls:
         assert call["function"]["name"] is not None
         json.loads(call["function"]["arguments"])
@@ -181,11 +173,9 @@ def test_the_parsers_of_gpt_oss_need_the_harmony_vocabulary(
     assert parser.parse(ResponseToParse([52])) == ParsedResponse([], "why", "42"), "not a class that raises"
 
 
-def test_half_of_a_surrogate_pair_is_an_error(
-    tokenizers: dict[str, Any], parsers: dict[str, _VLLMResponseParser]
-) -> None:
+def test_half_of_a_surrogate_pair_is_an_error(kinds: dict[str, Kind]) -> None:
     text = '<tool_call>{"name": "add", "arguments": {"numbers": "\\ud800"}}</tool_call>'
-    parsed = response_parser.parsed(parsers["plain"], ResponseToParse(ids(tokenizers["plain"], text), tools=[ADD]))
+    parsed = response_parser.parsed(kinds["plain"].parser, kinds["plain"].response(text, tools=[ADD]))
     assert parsed == ParsedResponse(parse_error=parsed.parse_error)
     assert "surrogates not allowed" in (parsed.parse_error or "")
 
@@ -198,22 +188,15 @@ THINKING = {"open": "<think>", "close": "</think>"}
 TEMPLATE = {"start_anchor": "<|assistant|>\n", "fields": {"thinking": THINKING, "content": {}, "tool_calls": CALLS}}
 
 
-@pytest.fixture(scope="module")
-def templated(tokenizers: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> _VLLMResponseParser:
-    """The parser that reads what the tokenizer's own template of responses says."""
-    folder = tmp_path_factory.mktemp("templated")
-    shutil.copytree(tokenizers["plain folder"], folder, dirs_exist_ok=True)
-    config = folder / "tokenizer_config.json"
+def test_the_hf_parser_reads_what_the_template_of_the_tokenizer_says(kinds: dict[str, Kind], tmp_path: Path) -> None:
+    tokenizer = kinds["plain"].tokenizer
+    shutil.copytree(kinds["plain"].folder, tmp_path, dirs_exist_ok=True)
+    config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "response_template": TEMPLATE}))
-    return _VLLMResponseParser(ParserChoice(str(folder), "hf", "hf", frozenset({tokenizers["plain"].eos_token_id})))
-
-
-def test_the_hf_parser_reads_what_the_template_of_the_tokenizer_says(
-    tokenizers: dict[str, Any], templated: _VLLMResponseParser
-) -> None:
+    templated = _VLLMResponseParser(ParserChoice(str(tmp_path), "hf", "hf", frozenset({tokenizer.eos_token_id})))
     for begun, thought in (("", "<think>Two numbers."), ("<think>", "Two numbers.")):
-        prompt = ids(tokenizers["plain"], f"<|user|>\n41 + 1?<|end|>\n<|assistant|>\n{begun}", ended=False)
-        said = ids(tokenizers["plain"], f"{thought}</think>I add them. {CALL}")
+        prompt = ids(tokenizer, f"<|user|>\n41 + 1?<|end|>\n<|assistant|>\n{begun}", ended=False)
+        said = ids(tokenizer, f"{thought}</think>I add them. {CALL}")
         parsed = templated.parse(ResponseToParse(said, prompt_token_ids=prompt, tools=[ADD], turn=2))
         [call] = parsed.tool_calls
         assert call["function"] == {"name": "add", "arguments": '{"numbers": [41, 1]}'}

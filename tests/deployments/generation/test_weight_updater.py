@@ -157,11 +157,8 @@ async def test_a_switch_of_adapter_pauses_nothing() -> None:
     assert (updater.may_generate.is_set(), updater.aborts) == (False, 0)
     updater.accept()
     assert updater.may_generate.is_set()
-    assert (times, updater.loaded, [call.replace(f"{folder.parent}/", "") for call in llm.calls]) == (
-        CommandCosts(),
-        LoadedWeights(0, adapter=4),
-        ["add_lora 1 4"],
-    )
+    assert (times, updater.loaded) == (CommandCosts(), LoadedWeights(0, adapter=4))
+    assert llm.calls == [f"add_lora 1 {folder}"]
 
 
 @virtual_time.test

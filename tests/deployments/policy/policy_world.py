@@ -7,7 +7,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from contextvars import Context
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from inspect import Parameter, Signature, signature
 from itertools import accumulate
 from pathlib import Path
@@ -21,7 +21,7 @@ import zstandard
 from safetensors.torch import load, load_file, save, save_file
 
 from deployments.policy import store as store_module
-from deployments.policy.commands import Command, LoadedWeights, StoredFile, StoredKind, VersionPayload
+from deployments.policy.commands import StoredFile, StoredKind, VersionPayload
 from deployments.policy.failures import PolicyFailure, UpdateUnderWay, VersionRefused
 from deployments.policy.policies import Policy
 from deployments.policy.settings import PolicySettings
@@ -33,7 +33,7 @@ from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.policy import PolicyUpdate, PushOptions, SwitchOptions, UploadState
 from rollout_client.weights.checksum import file_checksum, file_digest
 from rollout_client.weights.safetensors_file import NotSafetensors
-from tests.deployments.policy.scripted_replicas import ScriptedReplica, Step
+from tests.deployments.policy.scripted_replicas import ScriptedReplica
 from tests.fakes.cluster import ScriptedCluster
 from tests.paths import TINY_MODEL
 from tests.virtual_time import run, settled, until
@@ -99,18 +99,18 @@ def digest_of(content: bytes) -> str | None:
 
 Push = tuple[bytes, bytes, dict[str, Any]]
 """What is sent, the weights that it makes, and the options."""
+
+
+def a_delta(value: float, version: int, full: bytes, is_verified: bool = True) -> Push:
+    makes = changed(full, value, int(value))
+    said = {"checksum": checksum_of(makes)} if is_verified else {}
+    return delta(value, int(value)), makes, {"kind": "delta", "base": version, **said}
+
+
 PUSHES: dict[str, Callable[[float, int, bytes], Push]] = {
     "full": lambda value, _, __: (weights(value), weights(value), {}),
-    "delta": lambda value, version, full: (
-        delta(value, int(value)),
-        changed(full, value, int(value)),
-        {"kind": "delta", "base": version, "checksum": checksum_of(changed(full, value, int(value)))},
-    ),
-    "unverified delta": lambda value, version, full: (
-        delta(value, int(value)),
-        changed(full, value, int(value)),
-        {"kind": "delta", "base": version},
-    ),
+    "delta": a_delta,
+    "unverified delta": partial(a_delta, is_verified=False),
     "partial": lambda value, version, full: (
         save({HEAD: INITIAL[HEAD] * value}),
         save(load(full) | {HEAD: INITIAL[HEAD] * value}),
@@ -186,25 +186,16 @@ class World:
         """Those of the policy without a name."""
         return self.policy.versions
 
-    async def replica(
-        self,
-        name: str,
-        *script: Step,
-        loaded: LoadedWeights | None = None,
-        command_s: float = 0.0,
-        at: dict[type[Command], Step] | None = None,
-        workers: int = 1,
-    ) -> ScriptedReplica:
-        replica = ScriptedReplica(name, self.store, self.cluster, script, loaded or LoadedWeights(), command_s)
-        replica.at, replica.workers = at or {}, workers
+    async def replica(self, name: str, **fields: Any) -> ScriptedReplica:
+        replica = ScriptedReplica(name, self.store, self.cluster, **fields)
         held = (self.versions.find(version or 0) for version in (replica.loaded.full, replica.loaded.adapter))
         replica.keys = {info.version: info.key for info in held if info is not None}
         self.replicas.append(replica)
         return await replica.start()
 
-    async def ready(self, name: str, **options: Any) -> ScriptedReplica:
+    async def ready(self, name: str, **fields: Any) -> ScriptedReplica:
         """A replica that accepts requests."""
-        replica = await self.replica(name, **options)
+        replica = await self.replica(name, **fields)
         await until(lambda: replica.accepts_requests)
         return replica
 
@@ -322,12 +313,11 @@ def full_weights(count: int) -> list[bytes]:
 
 async def push_deltas(world: World, count: int, first: int = 2) -> list[PolicyUpdate]:
     """Versions from `first` on, each a delta of the one before it."""
-    contents = full_weights(first + count)
-    pushes = (
-        (version, PUSHES["delta"](version - 1, version - 1, contents[version - 2]))
-        for version in range(first, first + count)
-    )
-    return [await world.push(version, content, **options) for version, (content, _, options) in pushes]
+    updates = []
+    for version, base in enumerate(full_weights(first + count - 2)[first - 2 :], first):
+        content, _, options = a_delta(version - 1, version - 1, base)
+        updates.append(await world.push(version, content, **options))
+    return updates
 
 
 async def fleet(world: World, *names: str) -> Sequence[ScriptedReplica]:

@@ -66,9 +66,7 @@ def misfit(name: str, shape: str, taken: str) -> tuple[str, str]:
         ),
     ],
 )
-def test_each_matrix_that_does_not_fit_is_named(
-    shapes: dict[str, tuple[int, ...]], found: list[tuple[str, str]]
-) -> None:
+def test_each_matrix_that_misfits_is_named(shapes: dict[str, tuple[int, ...]], found: list[tuple[str, str]]) -> None:
     assert problems(shapes) == found
 
 

@@ -26,11 +26,9 @@ def not_current(field: str, how: str, current: int, value: int) -> Any:
     return refused(PolicyNotCurrent, field, f"{how}; version {current} is current", value)
 
 
-async def waited(
-    world: World, min_version: int, version: int | None, wait_s: float | None, name: str | None = None
-) -> int:
+async def waited(world: World, least: int, exact: int | None, wait_s: float | None, name: str | None = None) -> int:
     """The current version once it is as demanded."""
-    return (await world.store.wait_for(name, min_version, version, wait_s)).versions[name or ""]
+    return (await world.store.wait_for(name, least, exact, wait_s)).versions[name or ""]
 
 
 @pytest.mark.parametrize("name", [None, "a"])
@@ -120,9 +118,8 @@ async def test_several_policies_are_served_at_once_each_with_its_own_versions(wo
     assert (b.name, b.current, b.base, b.next_version, b.uploads) == ("b", 7, 4, 8, [])
     assert a.checksum not in (None, b.checksum)
     await world.ready("late")
-    assert [what for who, what, _ in world.cluster.events if who == "late"] == [
-        *("stage", "swap", "serve a", "serve b", "accept requests")
-    ]
+    late = [what for who, what, _ in world.cluster.events if who == "late"]
+    assert late == ["stage", "swap", "serve a", "serve b", "accept requests"]
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -156,9 +153,8 @@ async def test_a_policy_that_is_served_no_longer_says_why_and_its_numbers_go_on(
     else:
         await world.push(2, weights(2.0))
         await world.push(2, adapter(), kind="adapter", name="b")
-        write_durably(
-            world.folder / INDEX, read_index(world.folder).model_copy(update={"current": 0}).model_dump_json()
-        )
+        index = read_index(world.folder).model_copy(update={"current": 0})
+        write_durably(world.folder / INDEX, index.model_dump_json())
         await world.restart()
         await until(lambda: replica.named == {})
     assert (replica.named, await named(world)) == ({}, {})

@@ -78,7 +78,7 @@ async def test_a_replica_for_which_the_weights_cannot_be_read_is_replaced(
 @pytest.mark.parametrize(("step", "after_s"), [("error", 0.0), ("hang", 30.0)])
 @in_world(command_timeout_s=30)
 async def test_a_replica_that_does_not_accept_requests_is_replaced(world: World, step: Step, after_s: float) -> None:
-    await world.replica("r0", step)
+    await world.replica("r0", script=[step])
     await until(lambda: world.cluster.killed == ["r0"])
     assert now() == after_s
     assert (await world.push(1, weights(2.0))).replicas == []

@@ -170,9 +170,7 @@ async def test_checksums_are_computed_once_when_somebody_asks_who_waits_for_all(
 @pytest.mark.parametrize("command", [SWAP, StartTransfer(SwapOptions()), None])
 @pytest.mark.parametrize("is_known", [True, False])
 @virtual_time.test
-async def test_a_replica_whose_weights_were_loaded_again_is_asked_again(
-    command: Command | None, is_known: bool
-) -> None:
+async def test_a_replica_whose_weights_were_reloaded_is_asked_again(command: Command | None, is_known: bool) -> None:
     actors = Actors()
     replica = actors.register("a")
     await actors.registry.ask_for_checksums(1.0)
@@ -201,11 +199,10 @@ def command_of(name: str) -> Command:
     return Swap(SwapOptions(mode="keep" if name == "a" else "wait"))
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["register", "ask", "poll", "cut off", "die"]), st.sampled_from("ab")), max_size=30
-    )
-)
+EVENTS = st.tuples(st.sampled_from(["register", "ask", "poll", "cut off", "die"]), st.sampled_from("ab"))
+
+
+@given(st.lists(EVENTS, max_size=30))
 def test_whatever_happens_each_command_reaches_its_replica_once_or_is_lost(events: list[tuple[str, str]]) -> None:
     async def story() -> None:
         actors, polls = Actors(), dict[str, asyncio.Task[NumberedCommand | None]]()

@@ -101,9 +101,7 @@ HIDDEN = "it hides the trainer's address, which has to be checked; send master_a
         (AT | {"nccl_unique_id_b64": "AA==", "master_port": 29500}, "nccl_unique_id_b64", HIDDEN),
     ],
 )
-def test_an_init_that_does_not_say_where_the_trainer_is_is_refused(
-    init_info: dict[str, Any], field: str, message: str
-) -> None:
+def test_an_init_without_the_trainers_address_is_refused(init_info: dict[str, Any], field: str, message: str) -> None:
     with pytest.raises(TrainerNotTrusted) as refused:
         asyncio.run(TrustedTrainers(["10.0.0.4:1-65535"], Resolver()).checked(init_info))
     assert [(problem.field, problem.message) for problem in refused.value.problems] == [(f"init_info.{field}", message)]
@@ -138,6 +136,5 @@ def test_the_system_resolves_the_names_of_this_machine_and_no_others() -> None:
 def test_a_mistyped_entry_is_refused_when_the_config_is_read(text: str, message: str) -> None:
     with pytest.raises(ValidationError) as refused:
         TransferSettings(trainers=["10.0.0.4:29500", text])
-    assert [(error["loc"], error["msg"]) for error in refused.value.errors()] == [
-        (("trainers",), f"Value error, {message}")
-    ]
+    errors = [(error["loc"], error["msg"]) for error in refused.value.errors()]
+    assert errors == [(("trainers",), f"Value error, {message}")]

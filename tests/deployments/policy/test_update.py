@@ -63,21 +63,16 @@ class Scene:
         return self
 
     async def update(self) -> list[ReplicaUpdate]:
-        registry, new, swap = self.registry, self.new, SwapOptions()
-        replicas = registry.replicas
-        return await _update_in_two_phases(
-            registry, replicas, new.version, (new,), swap, self.make_current, self.go_back
-        )
+        of = self.registry, self.registry.replicas, self.new.version, (self.new,), SwapOptions()
+        return await _update_in_two_phases(*of, self.make_current, self.go_back)
 
     async def go_back(self, replica: RegisteredReplica) -> None:
         await self.registry.load(replica, [OLD])
 
     async def make_current(self, shows_effect: bool) -> None:
         assert shows_effect
-        serving = [
-            r.name for r in self.replicas if r.is_alive and r.loaded.version == NEW.version and not r.is_on_trial
-        ]
-        assert serving == [], "a replica serves what is not current on disk"
+        loaded = [replica for replica in self.replicas if replica.is_alive and replica.loaded.version == NEW.version]
+        assert all(replica.is_on_trial for replica in loaded), "a replica serves what is not current on disk"
         self.cluster.events.append(("store", "durable", NEW.version))
 
     @property
@@ -220,7 +215,6 @@ async def test_new_weights_reach_every_replica_and_are_current(world: World) -> 
     assert (update.version, update.checksum, update.canary_s) == (5, checksum_of(content), 4.0)
     assert [(each.replica_id, each.status) for each in update.replicas] == [("r0", "swapped"), ("r1", "swapped")]
     assert [content_of(replica.staged) for replica in replicas] == [content, content]
-    assert world.cluster.done("swap") == [("r0", 5), ("r1", 5)]
     state = await world.store.state(0)
     assert (state.current, state.updating_to, state.transfer_world_size) == (5, None, 3)
     assert [(replica.replica_id, replica.version) for replica in state.replicas] == [("r0", 5), ("r1", 5)]
@@ -257,6 +251,8 @@ async def test_a_second_update_may_be_refused_instead(world: World, tmp_path: Pa
     message = "version 1 is being loaded by the replicas; wait for it, or say if_busy=wait"
     async with refused(UpdateUnderWay, "if_busy", message, "refuse"):
         await world.push(2, weights(3.0), if_busy="refuse")
+    async with taken(1, newest=1):
+        await world.store.write_chunk(1, None, 0, b"")
     # Also one that was validated meanwhile.
     store, info = world.store, Version(version=2, kind="full", created_at=datetime(2026, 1, 1, tzinfo=UTC))
     updates = Updates(store.policies, store.registry, store.loading, BackgroundTasks(), is_rolling=False)
@@ -265,10 +261,6 @@ async def test_a_second_update_may_be_refused_instead(world: World, tmp_path: Pa
     assert not pushing.done()
     await pushing
     assert (versions(world), world.cluster.done("swap")) == ([1], [("r0", 1)])
-    # What had arrived can be completed later.
-    content = weights(3.0)
-    assert (await store.upload_state(2)).received_bytes == len(content)
-    assert (await world.complete(2, PushOptions(if_busy="refuse"), False, digest_of(content))).version == 2
 
 
 @in_world()
@@ -289,9 +281,7 @@ async def test_an_update_that_is_overtaken_is_refused_and_not_broken(world: Worl
 @pytest.mark.parametrize("kind", ["full", "adapter"])
 @pytest.mark.parametrize("resets", [True, False])
 @in_world()
-async def test_it_is_said_whether_the_prefix_cache_of_older_weights_stays(
-    world: World, kind: str, resets: bool
-) -> None:
+async def test_it_is_said_whether_the_prefix_cache_of_old_weights_stays(world: World, kind: str, resets: bool) -> None:
     await world.replica("r0")
     content = weights(2.0) if kind == "full" else adapter()
     update = await world.push(1, content, kind=kind, reset_prefix_cache=resets)
@@ -367,10 +357,8 @@ async def test_who_takes_an_offered_version_has_it_with_the_first_replica(world:
     for name in ("r0", "r1", "r2"):
         await world.ready(name, command_s=1.0)
     demands = ((5, None, True), (5, None, False), (0, 5, True), (6, None, True))
-    waiting = [
-        asyncio.create_task(world.store.wait_for(None, least, exact, 60.0, takes_offered))
-        for least, exact, takes_offered in demands
-    ]
+    waits = (world.store.wait_for(None, least, exact, 60.0, takes) for least, exact, takes in demands)
+    waiting = [asyncio.create_task(wait) for wait in waits]
     update = world.pushing(5, weights(2.0))
     told = await waiting[0]
     assert told.rolling is not None

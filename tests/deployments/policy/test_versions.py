@@ -135,10 +135,8 @@ def test_a_store_whose_folder_another_one_has_changed_writes_nothing(tmp_path: P
     add(after, info(1))
     with pytest.raises(OSError, match="was changed by another policy store"):
         add(before, info(2))
-    assert (versions_in(tmp_path).all, files(tmp_path)) == (
-        [info(1)],
-        {"versions.json", "versions/1.safetensors", "arrived"},
-    )
+    assert versions_in(tmp_path).all == [info(1)]
+    assert files(tmp_path) == {"versions.json", "versions/1.safetensors", "arrived"}
 
 
 @in_world()

@@ -20,6 +20,7 @@ from deployments.policy.weight_checks import (
     validate_adapter,
     validate_delta,
     validate_full,
+    validate_partial,
 )
 from rollout_client.contract.policy import PolicyLayout, TensorLayout
 from rollout_client.weights.checksum import file_checksum
@@ -32,9 +33,8 @@ def test_the_layout_of_a_checkpoint_is_the_one_that_its_weights_pass(tmp_path: P
     written(tmp_path / "model" / "model-1.safetensors", {"norm.weight": GOOD["norm.weight"], "scale": GOOD["scale"]})
     written(tmp_path / "model" / "model-2.safetensors", {"embed.weight": GOOD["embed.weight"]})
     assert layout_of(tmp_path / "model") == LAYOUT
-    assert validate_full(TINY_MODEL / "model.safetensors", layout_of(TINY_MODEL)) == file_checksum(
-        TINY_MODEL / "model.safetensors"
-    )
+    tiny = TINY_MODEL / "model.safetensors"
+    assert validate_full(tiny, layout_of(TINY_MODEL)) == file_checksum(tiny)
 
 
 NOT_FINITE = "it holds NaN or infinity; the training has diverged"
@@ -49,13 +49,11 @@ def model_but(**changed: torch.Tensor | None) -> bytes:
     return save({name: tensor for name, tensor in {**GOOD, **changed}.items() if tensor is not None})
 
 
+NORM = "norm.weight"
 OTHER_MODEL = [
     (model_but(lm_head=torch.ones(1)), [("lm_head", "the tensor is not known to the model")]),
-    (
-        model_but(**{"norm.weight": torch.ones(3, 1).bfloat16()}),
-        [("norm.weight", different("BF16 [3, 1]", "BF16 [3]"))],
-    ),
-    (model_but(**{"norm.weight": torch.ones(3).half()}), [("norm.weight", different("F16 [3]", "BF16 [3]"))]),
+    (model_but(**{NORM: torch.ones(3, 1).bfloat16()}), [(NORM, different("BF16 [3, 1]", "BF16 [3]"))]),
+    (model_but(**{NORM: torch.ones(3).half()}), [(NORM, different("F16 [3]", "BF16 [3]"))]),
     (
         model_but(**{"norm.weight": torch.ones(4), "scale": torch.ones(1)}),
         [("norm.weight", different("F32 [4]", "BF16 [3]")), ("scale", different("F32 [1]", "F32 []"))],
@@ -197,6 +195,7 @@ REFUSED: list[tuple[Callable[..., Any], bytes, list[tuple[str, str]]]] = [
     *((validate_full, content, [("weights", message)]) for content, message in NO_FILES),
     *((validate_adapter, content, [(field, message)]) for content, field, message in NO_ADAPTERS),
     *((validate_delta, save(tensors), [(field, message)]) for tensors, field, message in NO_CHANGES),
+    (validate_partial, save({"scale": torch.ones(1)}), [("scale", different("F32 [1]", "F32 []"))]),
 ]
 
 

@@ -162,8 +162,6 @@ async def test_every_replica_takes_every_step_and_the_version_is_made(world: Wor
     assert (await world.store.wait_for(None, 7, 7, 0.0)).versions[""] == 7
     await start(world)
     assert not (await world.store.finish_transfer(None)).keeps_prefix_cache
-    state = await world.store.state()
-    assert [each.keeps_prefix_cache for each in state.versions if each.version in (7, 8)][-1:] == [False]
 
 
 @in_world()
@@ -290,33 +288,25 @@ async def test_if_a_replica_fails_midway_all_go_back_in_place(
     assert (await transfer(world)).version == 1
 
 
+@pytest.mark.parametrize(
+    ("how", "at_s"),
+    [({"holds": {UpdateTransfer}}, 30.0 + ENDS_WITHIN_S), *(({"at": {step: "error"}}, 0.0) for step in BACK)],
+)
 @in_world(transfer_idle_s=30)
-async def test_a_replica_that_does_not_give_up_the_trainer_is_replaced_alone(world: World) -> None:
-    stuck, failing = await serving(world, 1, 1, holds={UpdateTransfer})
-    failing.at[UpdateTransfer] = "error"
+async def test_a_replica_that_cannot_go_back_is_replaced_alone(world: World, how: dict[str, Any], at_s: float) -> None:
+    _, other = await serving(world, 1, 1, **how)
+    other.at[UpdateTransfer] = "error"
     began = now()
     with pytest.raises(TransferRefused, match="r1 has no room"):
         await transfer(world)
     await until(lambda: world.cluster.killed == ["r0"])
-    assert (now() - began, stuck.is_alive) == (30.0 + ENDS_WITHIN_S, False)
-    await gone_back(failing)
-
-
-@pytest.mark.parametrize("step", BACK)
-@in_world()
-async def test_a_replica_that_cannot_go_back_is_replaced_alone(world: World, step: type[Command]) -> None:
-    _, other = await serving(world, 1, 1, at={UpdateTransfer: "error", step: "error"})
-    with pytest.raises(TransferRefused):
-        await transfer(world)
+    assert now() - began == at_s
     await gone_back(other)
-    await until(lambda: world.cluster.killed == ["r0"])
     assert (await transfer(world)).version == 1
 
 
 @in_world(transfer_idle_s=30)
-async def test_where_only_engines_had_the_weights_all_replicas_are_replaced(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_where_only_engines_had_weights_all_are_replaced(world: World, caplog: pytest.LogCaptureFixture) -> None:
     await serving(world, 1, 1)
     await transfer(world)
     await start(world)
@@ -428,12 +418,8 @@ async def test_what_one_replica_has_saved_is_stored_and_loaded_by_late_ones(worl
     assert (await world.store.finish_transfer(None)).checksum is None
     began = now()
     await settled()
-    state = await world.store.state(0)
-    assert [(each.replica_id, each.version, each.accepts_requests) for each in state.replicas] == [
-        ("r0", 1, True),
-        ("r1", 1, True),
-        ("early", 0, False),
-    ]
+    states = [(each.replica_id, each.version, each.accepts_requests) for each in (await world.store.state(0)).replicas]
+    assert states == [("r0", 1, True), ("r1", 1, True), ("early", 0, False)]
     await until(lambda: early.accepts_requests)
     assert (early.loaded, now() - began) == (LoadedWeights(1), 5.0)
     assert world.cluster.done("save") == [("r0", 1)]

@@ -71,9 +71,7 @@ def each_sandbox(request: pytest.FixtureRequest) -> Iterator[LocalSandbox]:
 
 
 @pytest.mark.parametrize("end", ["exit", "quit()", "exit(3)", "sys.exit('bye')", "fail()", "def f(:", "1 / 0"])
-def test_a_program_runs_as_with_the_python_that_people_have(
-    each_sandbox: LocalSandbox, end: str, tmp_path: Path
-) -> None:
+def test_a_program_runs_as_with_the_python_people_have(each_sandbox: LocalSandbox, end: str, tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(JUDGED_EQUAL + end)
     command = [str(Path(sys.executable).resolve()), "-I", "-B", "main.py"]
     plain = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, text=True)
@@ -139,9 +137,8 @@ async def test_a_run_that_nobody_waits_for_is_ended(sandbox: LocalSandbox) -> No
 
 @runs
 async def test_further_runs_wait_and_all_are_answered(sandbox: LocalSandbox) -> None:
-    assert (
-        [outcome.stdout for outcome in await asyncio.gather(*(sandbox.run(Program("print(1)")) for _ in range(6)))]
-    ) == ["1\n"] * 6
+    outcomes = await asyncio.gather(*(sandbox.run(Program("print(1)")) for _ in range(6)))
+    assert [outcome.stdout for outcome in outcomes] == ["1\n"] * 6
 
 
 @runs

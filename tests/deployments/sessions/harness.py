@@ -1,11 +1,12 @@
 """A fake engine with a session's record behind it, and the ways in which harnesses send messages back."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from typing import Any
 
 from deployments.protocols.generation import WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols.images import ImageTokens
 from deployments.protocols.token_columns import EXPERTS, MASK, MASK_SIZES, packed_rows
 from deployments.sessions.records import (
     ChatContext,
@@ -14,6 +15,7 @@ from deployments.sessions.records import (
     GeneratedMessage,
     Plan,
     PreparedPrompt,
+    new_images,
     prepared_prompt,
 )
 from deployments.sessions.session_record import SessionRecord
@@ -107,6 +109,8 @@ class FakeEngine:
     is_parsed: bool = True
     includes: bool = False
     """Whether what it generates has columns."""
+    images: Mapping[str, ImageTokens] = field(default_factory=dict)
+    """Those that messages may show."""
     record: RecordWithPrompts = field(default_factory=RecordWithPrompts)
     prompts: dict[str, list[int]] = field(default_factory=dict)
     made: dict[str, GeneratedMessage] = field(default_factory=dict)
@@ -114,7 +118,8 @@ class FakeEngine:
 
     def prepare(self, messages: Sequence[ChatMessage], context: ChatContext = PLAIN) -> Prepared:
         plan = self.record.plan(messages, context)
-        return Prepared(plan, prepared_prompt(plan, messages, context, self.renderer), context)
+        known = {name: self.images[name] for name in new_images(plan, messages)}
+        return Prepared(plan, prepared_prompt(plan, messages, context, self.renderer, known), context)
 
     def finish(self, prepared: Prepared, *replies: Reply) -> list[GeneratedMessage]:
         """Generates a choice for each reply, and records the call."""

@@ -14,8 +14,6 @@ from deployments.sessions.codec import call_entry, call_of
 from deployments.sessions.samples import samples_of
 from deployments.sessions.session_record import SessionRecord
 from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers
-from rollout_client.contract.sessions import SessionSample
-from service.rollout_requests.result_encoding import json_of
 from tests.deployments.sessions.harness import NEXT, QUESTION, FakeEngine, Reply, columns_after
 from tests.deployments.sessions.renderer import small, tiny
 from tests.deployments.sessions.test_session_laws import Agent
@@ -75,23 +73,6 @@ def branching() -> FakeEngine:
     engine.call([QUESTION, first.message, NEXT], Reply("6"))
     engine.call([QUESTION, first.message, {"role": "user", "content": "Sure?"}], Reply("Yes"))
     return engine
-
-
-def test_each_continuation_computes_the_last_token_of_its_response() -> None:
-    engine = branching()
-    prompt, first = engine.prompts["call0-0"], engine.made["call0-0"]
-    assert [call.plan.experts_from for call in engine.calls] == [0, *[len(prompt) + len(first.token_ids) - 1] * 2]
-    for sample in samples_of("s", engine.record):
-        rows = [message.routed_experts for message in sample.message_log]
-        counts = [0 if column is None else column.shape[0] for column in rows]
-        tokens = [len(message.token_ids) for message in sample.message_log]
-        assert counts == [*tokens[:-1], tokens[-1] - 1]
-
-
-def test_a_sample_in_json_is_read_with_its_columns() -> None:
-    sample = samples_of("s", branching().record)[1]
-    read = SessionSample.model_validate_json(json_of(sample))
-    assert columns_of(read.message_log) == columns_of(sample.message_log)
 
 
 def test_a_response_whose_experts_are_of_another_model_adds_none() -> None:

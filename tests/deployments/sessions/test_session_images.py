@@ -8,24 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.failures import PromptRejected
-from deployments.protocols.generation import packed_ids, packed_logprobs
 from deployments.protocols.images import ImageTokens, name_of_image
 from deployments.sessions.codec import call_entry, call_of
 from deployments.sessions.records import (
     NO_PLAN,
     ChatContext,
     ChatMessage,
-    EngineCall,
-    GeneratedMessage,
-    PreparedPrompt,
     SessionRenderer,
     images_in,
-    new_images,
     prepared_prompt,
 )
 from deployments.sessions.samples import samples_of
 from deployments.sessions.session_record import SessionRecord
 from rollout_client.contract.sessions import SessionSample
+from tests.deployments.sessions.harness import FakeEngine, Reply
 
 PLACEHOLDER, ENDS, BEGINS_ANSWER = 256, 257, 258
 NAMES = [name_of_image(bytes([number])) for number in range(3)]
@@ -38,6 +34,12 @@ PLAIN = ChatContext()
 
 class ByteRenderer(SessionRenderer):
     """Writes bytes, a placeholder for each image, and an end after each message."""
+
+    def encode(self, text: str) -> list[int]:
+        return [*text.encode()]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(token_ids).decode()
 
     def prompt(self, messages: Sequence[ChatMessage], context: ChatContext) -> list[Sequence[int]]:
         *before, last = (self._ids(message) for message in messages)
@@ -67,29 +69,9 @@ class ByteRenderer(SessionRenderer):
         return ids if message["role"] == "assistant" else [*ids, ENDS]
 
 
-class Session:
-    """A record, the engine's prompts, and a copy of the record that is read from what is stored of each call."""
-
-    def __init__(self) -> None:
-        self.record, self.read = SessionRecord(), SessionRecord()
-        self.prompts: list[PreparedPrompt] = []
-
-    def call(self, messages: list[Any], answer: str) -> dict[str, Any]:
-        plan = self.record.plan(messages, PLAIN)
-        known = {name: IMAGES[name] for name in new_images(plan, messages)}
-        prompt = prepared_prompt(plan, messages, PLAIN, ByteRenderer(), known)
-        self.prompts.append(prompt)
-        ids = packed_ids([*answer.encode()])
-        said = {"role": "assistant", "content": answer}
-        name = f"call-{len(self.prompts)}"
-        made = GeneratedMessage(name, said, answer, ids, packed_logprobs([0.0] * len(ids)), "stop")
-        call = EngineCall(name, PLAIN, plan, prompt.rendered, prompt.generation_prompt, [made])
-        self.record.add(call)
-        self.read.add(call_of(call_entry(call)))
-        return said
-
-    def samples(self) -> list[SessionSample]:
-        return samples_of("s", self.record)
+def engine_with(images: Mapping[str, ImageTokens]) -> FakeEngine:
+    renderer: Any = ByteRenderer()
+    return FakeEngine(renderer, is_parsed=False, images=images)
 
 
 parts = st.lists(
@@ -122,42 +104,36 @@ def ranges_of(sample: SessionSample) -> list[list[Any]]:
 
 @given(st.lists(st.tuples(parts, st.booleans()), min_size=1, max_size=6))
 def test_a_prompt_is_the_expanded_conversation_whatever_it_continues(turns: list[Any]) -> None:
-    session = Session()
+    engine, read = engine_with(IMAGES), SessionRecord()
     messages: list[Any] = []
     for number, (content, forks) in enumerate(turns):
         # A fork begins before the last question.
         messages = [*(messages[:-2] if forks else messages), {"role": "user", "content": content}]
-        answer = session.call(messages, f"answer {number}")
-        prompt = session.prompts[-1]
+        prepared = engine.prepare(messages)
+        prompt = prepared.prompt
         assert list(prompt.token_ids) == ids_of(messages)
         assert [span.name for span in prompt.images] == [name for message in messages for name in images_in(message)]
         for span in prompt.images:
             assert list(prompt.token_ids[span.start : span.end]) == list(IMAGES[span.name].token_ids)
-        messages = [*messages, answer]
-    for sample in session.samples():
+        [made] = engine.finish(prepared, Reply(f"answer {number}", is_cut=True))
+        read.add(call_of(call_entry(engine.calls[-1])))
+        messages = [*messages, made.message]
+    samples = samples_of("s", engine.record)
+    for sample in samples:
         for message in sample.message_log:
             for place in message.mm_ranges or ():
                 assert list(message.token_ids[place.start : place.end]) == list(IMAGES[place.media].token_ids)
-    assert [ranges_of(sample) for sample in session.samples()] == [
-        ranges_of(sample) for sample in samples_of("s", session.read)
-    ]
+    assert [ranges_of(sample) for sample in samples] == [ranges_of(sample) for sample in samples_of("s", read)]
 
 
 def test_images_of_equal_tokens_are_different_messages() -> None:
-    session = Session()
-    alike = {**IMAGES, NAMES[1]: IMAGES[NAMES[0]]}
+    engine = engine_with({**IMAGES, NAMES[1]: IMAGES[NAMES[0]]})
     for name in NAMES[:2]:
-        messages = [{"role": "user", "content": [{"type": "image", "image": name}]}]
-        plan = session.record.plan(messages, PLAIN)
-        prompt = prepared_prompt(plan, messages, PLAIN, ByteRenderer(), alike)
-        made = GeneratedMessage(name, {"role": "assistant", "content": "A"}, "A", [65], [0.0], "stop")
-        session.record.add(EngineCall(name, PLAIN, plan, prompt.rendered, prompt.generation_prompt, [made]))
-    first, second = session.samples()
+        engine.call([{"role": "user", "content": [{"type": "image", "image": name}]}], Reply("A", is_cut=True))
+    first, second = samples_of("s", engine.record)
     assert first.message_log[0].token_ids == second.message_log[0].token_ids
-    assert [[place.media for place in sample.message_log[0].mm_ranges or ()] for sample in (first, second)] == [
-        [NAMES[0]],
-        [NAMES[1]],
-    ]
+    shown = [[place.media for place in sample.message_log[0].mm_ranges or ()] for sample in (first, second)]
+    assert shown == [[NAMES[0]], [NAMES[1]]]
     assert second.shared_messages == []
 
 

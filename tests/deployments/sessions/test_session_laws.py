@@ -130,16 +130,12 @@ def test_the_record_of_any_session_is_what_the_engine_did(model: Any, is_parsed:
         assert list(record.prompt_ids(name)) == prompt
     samples = samples_of("s", record)
     for sample in samples:
-        assert list(chain.from_iterable(message.token_ids for message in sample.message_log)) == agent.ids_up_to(
-            sample.branch
-        )
+        ids = [*chain.from_iterable(message.token_ids for message in sample.message_log)]
+        assert ids == agent.ids_up_to(sample.branch)
         responses = [message for message in sample.message_log if message.generation_logprobs is not None]
-        assert [list(one.token_ids) for one in responses] == [
-            list(engine.made[name].token_ids) for name in sample.generation_ids
-        ]
-        assert [one.generation_logprobs for one in responses] == [
-            engine.made[name].logprobs for name in sample.generation_ids
-        ]
+        made = [engine.made[name] for name in sample.generation_ids]
+        assert [list(one.token_ids) for one in responses] == [list(one.token_ids) for one in made]
+        assert [one.generation_logprobs for one in responses] == [one.logprobs for one in made]
     replayed = SessionRecord()
     for call in pickle.loads(pickle.dumps(engine.calls)):
         replayed.add(call)
@@ -193,9 +189,8 @@ async def assert_survives(engine: FakeEngine, agent: Agent, rewarded: list[str |
     assert (await store.samples("s", "")).samples == samples_of("s", engine.record)
     assert await store.drift("s", "") == drift_report("s", engine.record.calls.values())
     asked = draw(*agent.conversations).with_new({"role": "user", "content": "more"})
-    assert await store.plan("s", "next", asked.messages, asked.context) == engine.record.plan(
-        asked.messages, asked.context
-    )
+    planned = engine.record.plan(asked.messages, asked.context)
+    assert await store.plan("s", "next", asked.messages, asked.context) == planned
     info = await store.info("s", "")
     assert (info.generated_tokens, info.branches) == (engine.record.generated_tokens, len(engine.record.branches()))
     assert len(storage.kept.entries["s"]) == 1 + len(engine.calls) + len(set(rewarded))

@@ -4,14 +4,12 @@ import asyncio
 import inspect
 import pickle
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
 
 from deployments.failures import SessionStoreLost
-from deployments.rpc.batching import results_of
 from deployments.sessions.records import ChatContext, Plan, SessionClosed, session_unknown
 from deployments.sessions.store import AT_ONCE, SessionStore, session_store_client
 from deployments.storage.storage import AWAY_S, StorageFailed, StoreReplaced
@@ -74,41 +72,29 @@ def test_what_stays_away_is_lost(method: str, failure: Exception, lost: type[Exc
     assert (type(result), after_s) == (lost, pytest.approx(lost_after_s, abs=1 if lost_after_s else 0))
 
 
-class PlanningHandle:
-    """A Serve handle to a store that plans calls of one session, refuses those of others, and is new for the third."""
-
-    def __init__(self) -> None:
-        self.asked: list[list[str]] = []
-        self.batched = SimpleNamespace(remote=self._batched)
-        self._is_new = True
-
-    async def _batched(self, method: str, calls: Sequence[Any]) -> list[Any]:
-        assert method == "plan"
-        self.asked.append([call_id for _, call_id, _, _ in calls])
-        return await results_of([self._plan(*call) for call in calls])
-
-    async def _plan(self, session_id: str, call_id: str, messages: Sequence[Any], context: ChatContext) -> Plan:
-        if session_id != "kept":
-            raise session_unknown(session_id)
-        if call_id == "3" and self._is_new:
-            self._is_new = False
-            raise StoreReplaced("by another")
-        assert context == ChatContext()
-        return Plan(None, len(messages), [], [])
-
-
 def test_plans_of_one_moment_are_made_together_and_each_has_its_own_answer() -> None:
-    handle: Any = PlanningHandle()
+    asked: list[list[str]] = []
+
+    def answer(_method: str, planned: str, calls: Sequence[Any]) -> list[Any]:
+        assert (planned, [context for *_, context in calls]) == ("plan", [ChatContext()] * len(calls))
+        asked.append([call_id for _, call_id, _, _ in calls])
+        third = StoreReplaced("by another") if len(asked) == 1 else Plan(None, 3, [], [])
+        plans = {"1": Plan(None, 1, [], []), "2": session_unknown("gone"), "3": third}
+        return [plans[call_id] for call_id in asked[-1]]
+
+    handle: Any = StoreHandle(answer)
     client = session_store_client(handle)
 
     async def plans() -> list[Any]:
-        asked = [("kept", "1", 1), ("gone", "2", 2), ("kept", "3", 3)]
-        calls = [client.plan(session_id, call_id, [{}] * count, ChatContext()) for session_id, call_id, count in asked]
+        calls = [
+            client.plan(session_id, call_id, [{}], ChatContext())
+            for session_id, call_id in (("kept", "1"), ("gone", "2"), ("kept", "3"))
+        ]
         return await asyncio.gather(*calls, return_exceptions=True)
 
     first, second, third = virtual_time.run(plans())
     assert (first.covered, str(second), third.covered) == (1, str(session_unknown("gone")), 3)
-    assert handle.asked == [["1", "2", "3"], ["3"]], "a store that was replaced is asked again"
+    assert asked == [["1", "2", "3"], ["3"]], "a store that was replaced is asked again"
 
 
 @pytest.mark.parametrize(

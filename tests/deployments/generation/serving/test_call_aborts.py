@@ -36,9 +36,7 @@ def sent(waits: st.SearchStrategy[float] = SECONDS) -> st.SearchStrategy[Sent]:
     sent(st.just(0.0)),
     st.fixed_dictionaries({name: st.integers(-(10**6), 10**6) for name in ("a", "b", "replica")}),
 )
-def test_an_abort_ends_earlier_calls_alone_whatever_the_clocks_say(
-    call: Sent, abort: Sent, clocks: dict[str, int]
-) -> None:
+def test_an_abort_ends_only_earlier_calls_whatever_clocks_say(call: Sent, abort: Sent, clocks: dict[str, int]) -> None:
     aborted = CallAborts(AsyncMock())
     aborted.note(
         CallsToAbort(None, "r", abort.ingress, abort.received_at + clocks[abort.ingress]),

@@ -1,6 +1,7 @@
 """What an answer must fit is compiled in a process of its own before the engine does; a real one, with vLLM in it."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -70,23 +71,12 @@ def config() -> VllmConfig:
 
 @pytest.fixture
 def checks(config: VllmConfig) -> Iterator[GrammarChecks]:
-    checks = GrammarChecks(config, time_limit_s=2.0)
-    yield checks
-    checks.close()
-
-
-@pytest.fixture
-def guided() -> Iterator[GrammarChecks]:
-    """With a backend that takes more of JSON schemas, and any time for some."""
-    checks = GrammarChecks(config_with("guidance"), time_limit_s=2.0)
-    yield checks
-    checks.close()
+    with closing(GrammarChecks(config, time_limit_s=2.0)) as checks:
+        yield checks
 
 
 @runs
-async def test_what_is_no_grammar_of_the_caller_needs_no_process(
-    config: VllmConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_calls_without_a_grammar_need_no_process(config: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError
 
@@ -104,9 +94,7 @@ async def test_what_is_no_grammar_of_the_caller_needs_no_process(
 
 @pytest.mark.timeout(300)
 @runs
-async def test_what_fits_is_as_vllm_validates_it_and_what_does_not_is_refused(
-    config: VllmConfig, checks: GrammarChecks
-) -> None:
+async def test_what_fits_is_as_in_vllm_and_what_does_not_is_refused(config: VllmConfig, checks: GrammarChecks) -> None:
     tokenizer: Any = cached_tokenizer_from_config(config.model_config)
     fitting: list[dict[str, Any]] = [
         {"json": {"type": "object", "properties": {"a": {"type": "integer"}}}},
@@ -137,10 +125,12 @@ async def test_what_fits_is_as_vllm_validates_it_and_what_does_not_is_refused(
 
 @pytest.mark.timeout(300)
 @runs
-async def test_a_schema_that_compiles_for_too_long_is_refused(guided: GrammarChecks) -> None:
-    await guided.check(asking(json={"type": "integer", "multipleOf": 2}))
-    with pytest.raises(VLLMValidationError, match="takes more than 2 s of processor time; make it simpler"):
-        await guided.check(asking(json=SLOW_TO_COMPILE))
+async def test_a_schema_that_compiles_for_too_long_is_refused() -> None:
+    # This backend takes more of JSON schemas, and any time for some.
+    with closing(GrammarChecks(config_with("guidance"), time_limit_s=2.0)) as guided:
+        await guided.check(asking(json={"type": "integer", "multipleOf": 2}))
+        with pytest.raises(VLLMValidationError, match="takes more than 2 s of processor time; make it simpler"):
+            await guided.check(asking(json=SLOW_TO_COMPILE))
 
 
 @pytest.mark.long

@@ -74,11 +74,7 @@ async def test_every_api_records_the_columns_over_turns_and_forks(endpoint: Endp
     replica.core.step = 2
 
     async def call(*messages: dict[str, Any]) -> None:
-        if streams:
-            await replica.events(endpoint, body_of(endpoint, *messages), "s")
-        else:
-            status, answer = await replica.answer(endpoint, body_of(endpoint, *messages), "s")
-            assert status == 200, answer
+        await (replica.events if streams else replica.answered)(endpoint, body_of(endpoint, *messages), "s")
 
     for reply, messages in (
         ("5", [QUESTION]),
@@ -122,11 +118,7 @@ async def test_an_interrupted_call_has_the_columns_of_all_its_tokens(streams: bo
     for text in ("What is five?", " It is five,", " not six."):
         replica.reply(text)
     body = body_of("chat/completions", QUESTION)
-    if streams:
-        await replica.events("chat/completions", body, "s")
-    else:
-        status, _ = await replica.answer("chat/completions", body, "s")
-        assert status == 200
+    await (replica.events if streams else replica.answered)("chat/completions", body, "s")
     assert len(core.prompts) == 3
     [sample] = await replica.samples()
     assert_columns([sample])

@@ -46,9 +46,8 @@ def test_the_calls_of_a_rollout_are_read(name: str, monkeypatch: pytest.MonkeyPa
         ResponseToParse([*one.ids_of(CALLS[name] + ("" if name == "gptoss" else one.family.end))], tools=[TOOL], turn=1)
     )
     assert read.parse_error is None
-    assert [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in read.tool_calls] == [
-        ("add", ARGUMENTS)
-    ]
+    calls = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in read.tool_calls]
+    assert calls == [("add", ARGUMENTS)]
     assert (read.reasoning_content or "").strip() == (THOUGHT if THOUGHT in CALLS[name] else "")
     assert read.tool_calls[0]["id"] == "call00100"
     said = parser.parse(ResponseToParse([*one.ids_of("Just 42." + one.family.end)], tools=[TOOL]))

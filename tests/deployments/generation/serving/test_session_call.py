@@ -104,9 +104,7 @@ async def test_the_prompt_of_a_call_that_continues_another_begins_with_its_ids()
 
 @pytest.mark.parametrize(("policy", "oldest"), [(None, 3), ("run-b", None)])
 @runs
-async def test_the_engine_is_told_the_oldest_version_that_a_call_continues(
-    policy: str | None, oldest: int | None
-) -> None:
+async def test_the_engine_learns_the_oldest_version_a_call_continues(policy: str | None, oldest: int | None) -> None:
     replica = await Replica().open(SessionRequest(policy=RolloutDemand(name=policy)))
     first, second = replica.call("one"), replica.call("two")
     await prepared(first, [QUESTION])
@@ -180,11 +178,9 @@ def test_what_vllm_adds_to_the_arguments_of_a_template_makes_no_other_root() -> 
 pytestmark = pytest.mark.slow
 
 
-def asked_chat(generation_index: int = 0, sampling: Sampling | None = None, **asked: object) -> ChatCompletionRequest:
+def asked_chat(index: int = 0, sampling: Sampling | None = None, **asked: object) -> ChatCompletionRequest:
     request = ChatCompletionRequest.model_validate({"messages": [], "model": "gpt-4o", **asked})
-    sent = ServedRequest(
-        "one", (), 1, (), SamplingOptions(), session_sampling=sampling, generation_index=generation_index
-    )
+    sent = ServedRequest("one", (), 1, (), SamplingOptions(), session_sampling=sampling, generation_index=index)
     _prepare_chat(request, ServedCall(sent))
     return request
 
@@ -230,10 +226,8 @@ def test_the_parts_of_tool_calls_are_joined() -> None:
 
 
 def test_a_message_keeps_the_fields_by_which_it_is_known_again() -> None:
-    assert shown_message({"role": "assistant", "content": "A", "refusal": None, "tool_calls": []}) == {
-        "role": "assistant",
-        "content": "A",
-    }
+    said = {"role": "assistant", "content": "A"}
+    assert shown_message({**said, "refusal": None, "tool_calls": []}) == said
 
 
 def test_the_items_of_a_response_are_one_message() -> None:

@@ -1,7 +1,5 @@
 """Text completions: several prompts in one call, the log-probabilities of prompts, and what is counted of them."""
 
-from typing import Any
-
 import orjson
 import pytest
 
@@ -22,20 +20,14 @@ async def test_each_prompt_has_its_choices_and_all_of_them_are_counted() -> None
     for reply in replies:
         served.reply(reply, ends=False)
     body = {"prompt": [FIRST, SECOND], "n": 2, "max_tokens": 9, "return_token_ids": True}
-    parts = [part async for part in served.layers.answer(request_of(body))]
-    assert parts[-1].tokens == ServedTokens(prompt=5, generated=10)
-    for reply in replies:
-        served.reply(reply, ends=False)
-    status, answer = await served.answer("completions", body)
-    assert (status, [choice["text"] for choice in answer["choices"]]) == (200, replies)
-    spans = [choice["weight_versions"] for choice in answer["choices"]]
+    asked = "call", range(3), 512, (), SamplingOptions()
+    request = ServedRequest(*asked, endpoint="completions", body=orjson.dumps(body), choices=4)
+    status, content, tokens = await served.carried_out(request)
+    choices = orjson.loads(content)["choices"]
+    assert (status, tokens) == (200, ServedTokens(prompt=5, generated=10))
+    assert [choice["text"] for choice in choices] == replies
+    spans = [choice["weight_versions"] for choice in choices]
     assert spans == [[{"version": "0", "start": 0, "end": length}] for length in (1, 2, 3, 4)]
-
-
-def request_of(body: dict[str, Any]) -> ServedRequest:
-    return ServedRequest(
-        "call", range(3), 512, (), SamplingOptions(), endpoint="completions", body=orjson.dumps(body), choices=4
-    )
 
 
 @runs

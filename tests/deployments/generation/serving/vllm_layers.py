@@ -28,7 +28,7 @@ from deployments.generation.serving.call_aborts import CallAborts
 from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.settings import EngineSettings, ResponseSettings
 from deployments.protocols.generation import SamplingOptions, included_columns
-from deployments.protocols.model_server import Endpoint, ServedRequest
+from deployments.protocols.model_server import Endpoint, ServedRequest, ServedTokens
 from deployments.sessions.records import OpenSession
 from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
@@ -175,6 +175,12 @@ class ServedEngine:
         status, content = await self._answered(endpoint, body, session)
         return status, orjson.loads(content)
 
+    async def answered(self, endpoint: Endpoint, body: dict[str, Any], session: str | None = None) -> dict[str, Any]:
+        """The answer of a call that succeeds."""
+        status, answer = await self.answer(endpoint, body, session)
+        assert status == 200, answer
+        return answer
+
     async def events(
         self, endpoint: Endpoint, body: dict[str, Any], session: str | None = None
     ) -> list[dict[str, Any]]:
@@ -192,11 +198,12 @@ class ServedEngine:
             of_session |= {"session_sampling": self.opened.sampling, "include": included_columns(self.opened.include)}
         asked = next(self._call_ids), range(3), 512, (), SamplingOptions()
         request = ServedRequest(*asked, endpoint=endpoint, body=orjson.dumps(body), **of_session)
-        status, content = 0, b""
-        async for part in self.layers.answer(request):
-            status = part.status or status
-            content += part.body
-        return status, content
+        return (await self.carried_out(request))[:2]
+
+    async def carried_out(self, request: ServedRequest) -> tuple[int, bytes, ServedTokens | None]:
+        """The status and the whole body of the answer, and what the last part counts."""
+        parts = [part async for part in self.layers.answer(request)]
+        return parts[0].status or 0, b"".join(part.body for part in parts), parts[-1].tokens
 
 
 class Served(ServedEngine):

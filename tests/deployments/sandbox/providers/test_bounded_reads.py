@@ -6,6 +6,7 @@ import subprocess
 import tarfile
 import tracemalloc
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,16 @@ from deployments.sandbox.providers.interface import (
     LARGEST_FILE_BYTES,
     LARGEST_OUTPUT_BYTES,
     ExecResult,
-    RunningSandbox,
     SandboxFile,
     SandboxRefused,
     SandboxSpec,
-    open_provider,
 )
 from deployments.sandbox.providers.kubernetes import KubernetesProvider, _KubernetesSandbox
+from deployments.sandbox.providers.local import LocalProvider
 from deployments.sandbox.providers.shell import PART_BYTES, ShellSandbox, _end_of
+from tests.deployments.sandbox.providers.opened import opened
 from tests.deployments.sandbox.providers.stand_ins.docker_engine import Container, Engine, message
 from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE
-from tests.deployments.sandbox.providers.test_contract import usable
 from tests.deployments.sandbox.providers.test_limits import provided
 from tests.virtual_time import runs
 
@@ -42,14 +42,20 @@ BUFFERED_BYTES = 8 * MIB
 SPEC = SandboxSpec(image=KNOWN_IMAGE, network=True)
 
 
-def peak_of(work: Coroutine[Any, Any, Any]) -> int:
-    """The most bytes that Python has held at once for the work."""
+def measured(work: Coroutine[Any, Any, Any]) -> tuple[Any, int]:
+    """What the work returns, and the most bytes that Python has held at once for it."""
     tracemalloc.start()
     try:
-        asyncio.run(work)
-        return tracemalloc.get_traced_memory()[1]
+        return asyncio.run(work), tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+@asynccontextmanager
+async def docker_sandbox(folder: Path, engine: Engine) -> AsyncIterator[_DockerSandbox]:
+    async with provided("docker", folder, engine) as provider:
+        assert isinstance(provider, DockerProvider)
+        yield _DockerSandbox(provider, "x", SPEC)
 
 
 class Talking(Engine):
@@ -70,20 +76,14 @@ class Talking(Engine):
 
 
 def test_of_an_output_without_an_end_docker_leaves_the_last_bytes(tmp_path: Path) -> None:
-    ended: list[ExecResult] = []
+    async def run() -> ExecResult:
+        async with docker_sandbox(tmp_path, Talking()) as sandbox:
+            return await sandbox.run_shell("yes", None)
 
-    async def run() -> None:
-        async with provided("docker", tmp_path, Talking()) as provider:
-            assert isinstance(provider, DockerProvider)
-            ended.append(await _DockerSandbox(provider, "x", SPEC).run_shell("yes", None))
-
-    assert peak_of(run()) < 20 * LARGEST_OUTPUT_BYTES
-    [done] = ended
-    assert (len(done.stdout), done.stdout[-5:], len(done.stderr)) == (
-        LARGEST_OUTPUT_BYTES,
-        "\0end\n",
-        LARGEST_OUTPUT_BYTES,
-    )
+    done, peak = measured(run())
+    assert peak < 20 * LARGEST_OUTPUT_BYTES
+    assert (len(done.stdout), done.stdout[-5:]) == (LARGEST_OUTPUT_BYTES, "\0end\n")
+    assert len(done.stderr) == LARGEST_OUTPUT_BYTES
 
 
 class Archiving(Engine):
@@ -110,9 +110,8 @@ class Archiving(Engine):
 
 
 async def read_by_docker(engine: Engine, folder: Path) -> bytes | None:
-    async with provided("docker", folder, engine) as provider:
-        assert isinstance(provider, DockerProvider)
-        return await _DockerSandbox(provider, "x", SPEC).read_file(PATH)
+    async with docker_sandbox(folder, engine) as sandbox:
+        return await sandbox.read_file(PATH)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,7 @@ def test_an_archive_of_docker_is_read_to_the_bound_alone(kind: bytes, size: int,
         with pytest.raises(SandboxRefused, match=REFUSED):
             await read_by_docker(engine, tmp_path)
 
-    assert peak_of(refused()) < 3 * LARGEST_FILE_BYTES
+    assert measured(refused())[1] < 3 * LARGEST_FILE_BYTES
     assert engine.sent < LARGEST_FILE_BYTES + BUFFERED_BYTES
 
 
@@ -148,16 +147,12 @@ class Recording(Archiving):
         return message(409, "not now")
 
 
-def test_the_variables_of_a_command_are_no_arguments_of_docker(tmp_path: Path) -> None:
+@runs
+async def test_the_variables_of_a_command_are_no_arguments_of_docker(tmp_path: Path) -> None:
     engine = Recording(tarfile.REGTYPE, 0)
-
-    async def run() -> None:
-        async with provided("docker", tmp_path, engine) as provider:
-            assert isinstance(provider, DockerProvider)
-            with pytest.raises(SandboxLost):
-                await _DockerSandbox(provider, "x", SPEC).exec(["test.sh", "a b"], environment={"KEY": "secret"})
-
-    asyncio.run(run())
+    async with docker_sandbox(tmp_path, engine) as sandbox:
+        with pytest.raises(SandboxLost):
+            await sandbox.exec(["test.sh", "a b"], environment={"KEY": "secret"})
     assert engine.asked["Env"] == ["KEY=secret"]
     assert "secret" not in str(engine.asked["Cmd"])
     assert engine.asked["Cmd"][-2:] == ["test.sh", "a b"]
@@ -223,14 +218,9 @@ def test_of_an_output_without_an_end_kubectl_leaves_the_last_bytes(tmp_path: Pat
     program = tmp_path / "kubectl"
     program.write_text("#!/bin/sh\nhead -c 200000000 /dev/zero; head -c 200000000 /dev/zero >&2; cat; echo end >&2\n")
     program.chmod(0o755)
-    ended: list[ExecResult] = []
-
-    async def run() -> None:
-        sandbox = _KubernetesSandbox(KubernetesProvider(kubectl=str(program)), "x", SPEC)
-        ended.append(await sandbox.run_shell("true", None, b"given"))
-
-    assert peak_of(run()) < 20 * LARGEST_OUTPUT_BYTES
-    [done] = ended
+    sandbox = _KubernetesSandbox(KubernetesProvider(kubectl=str(program)), "x", SPEC)
+    done, peak = measured(sandbox.run_shell("true", None, b"given"))
+    assert peak < 20 * LARGEST_OUTPUT_BYTES
     assert (done.exit_code, len(done.stdout), len(done.stderr)) == (0, LARGEST_OUTPUT_BYTES, LARGEST_OUTPUT_BYTES)
     assert (done.stdout[-7:], done.stderr[-5:]) == ("\0\0given", "\0end\n")
 
@@ -241,13 +231,10 @@ def test_the_end_of_an_output_has_no_more_bytes_than_it_may(text: str) -> None:
     assert _end_of(text[:1000]) == text[:1000]
 
 
-@pytest.mark.skipif(not usable("local", {}), reason="bubblewrap does not work on this machine")
 @runs
-async def test_a_local_sandbox_gives_the_largest_file_and_no_larger_one(tmp_path: Path) -> None:
+async def test_a_local_sandbox_gives_the_largest_file_and_none_larger(provider: LocalProvider, tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM debian\n")
-    provider = open_provider("local", {})
-    sandbox: RunningSandbox = await provider.open(SandboxSpec(folder=tmp_path))
-    try:
+    async with opened(provider, SandboxSpec(folder=tmp_path)) as sandbox:
         largest = f"mkdir -p /logs/verifier; head -c {LARGEST_FILE_BYTES} /dev/zero > {PATH}"
         assert (await sandbox.exec(["sh", "-c", largest])).exit_code == 0
         assert await sandbox.read_file(PATH) == bytes(LARGEST_FILE_BYTES)
@@ -257,6 +244,3 @@ async def test_a_local_sandbox_gives_the_largest_file_and_no_larger_one(tmp_path
                 await sandbox.read_file(PATH)
         await sandbox.write_files({PATH: SandboxFile(b"1")})
         assert await sandbox.read_file(PATH) == b"1"
-    finally:
-        await sandbox.close()
-        provider.close()

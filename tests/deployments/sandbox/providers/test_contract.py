@@ -12,8 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from deployments.sandbox.providers.interface import (
 )
 from deployments.sandbox.providers.leftover import end_others, processes_of
 from deployments.workers.cleanup import owner_of
+from tests.deployments.sandbox.providers.opened import opened
 from tests.deployments.sandbox.providers.stand_ins.docker_engine import engine
 from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
 from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE, WORLDS, World, world
@@ -61,48 +62,43 @@ STAND_INS = ("kubernetes", ENGINE)
 WITHOUT_BUILDS = ("kubernetes",)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(name, marks=pytest.mark.skipif(not usable(name, options), reason=f"{name} is not here"))
-        for name, options in OPTIONS.items()
-    ]
-    + [
-        pytest.param(name, marks=pytest.mark.skipif(not usable("local", {}), reason="no bubblewrap"))
-        for name in STAND_INS
-    ]
-)
+NEEDED = dict(zip(OPTIONS, OPTIONS, strict=True)) | dict.fromkeys(STAND_INS, "local")
+"""By the name of each provider, the one that has to work here."""
+
+
+@pytest.fixture(params=NEEDED)
 def name(request: pytest.FixtureRequest) -> str:
     provider: str = request.param
+    if not usable(needed := NEEDED[provider], OPTIONS[needed]):
+        pytest.skip(f"{needed} is not here")
     return provider
 
 
 @asynccontextmanager
 async def standing(name: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
     """Has a stand-in of what the provider needs within the block, if `name` is that of one. Yields name and options."""
-    async with AsyncExitStack() as closing:
+    async with AsyncExitStack() as leaving:
         if name in STAND_INS:
             WORLDS.append(World())
-            closing.callback(lambda: WORLDS.pop().close())
+            leaving.callback(lambda: WORLDS.pop().close())
         if name == "kubernetes":
-            yield name, {"kubectl": str(await closing.enter_async_context(cluster(world().folder)))}
+            yield name, {"kubectl": str(await leaving.enter_async_context(cluster(world().folder)))}
         elif name == ENGINE:
-            await closing.enter_async_context(engine(world().folder / "docker.sock"))
+            await leaving.enter_async_context(engine(world().folder / "docker.sock"))
             yield "docker", {"socket": str(world().folder / "docker.sock")}
         else:
             yield name, OPTIONS.get(name, {})
 
 
-def with_provider(name: str, work: Callable[[SandboxProvider], Awaitable[Any]]) -> Any:
-    async def run() -> Any:
-        async with standing(name) as (provider_name, options), AsyncExitStack() as closing:
-            provider = open_provider(provider_name, options)
-            if name in STAND_INS:
-                # A reaper would look for a while after each test.
-                provider.start_reaper = lambda: None  # type: ignore[attr-defined]
-            closing.callback(provider.close)
-            return await work(provider)
-
-    return asyncio.run(run())
+@asynccontextmanager
+async def provided(name: str) -> AsyncIterator[SandboxProvider]:
+    async with standing(name) as (provider_name, options):
+        provider = open_provider(provider_name, options)
+        if name in STAND_INS:
+            # A reaper would look for a while after each test.
+            provider.start_reaper = lambda: None  # type: ignore[attr-defined]
+        with closing(provider):
+            yield provider
 
 
 def spec_of(name: str, folder: Path, dockerfile: str = "", **fields: Any) -> SandboxSpec:
@@ -114,18 +110,14 @@ def spec_of(name: str, folder: Path, dockerfile: str = "", **fields: Any) -> San
     return SandboxSpec(folder=folder, workdir=None if name in OPTIONS else "/app", network=network, **fields)
 
 
-def with_sandbox(name: str, spec: SandboxSpec, work: Callable[[RunningSandbox], Awaitable[Any]]) -> Any:
-    async def run(provider: SandboxProvider) -> Any:
-        sandbox = await provider.open(spec)
-        try:
-            return await work(sandbox)
-        finally:
-            await sandbox.close()
-
-    return with_provider(name, run)
+@asynccontextmanager
+async def standing_sandbox(name: str, spec: SandboxSpec) -> AsyncIterator[RunningSandbox]:
+    async with provided(name) as provider, opened(provider, spec) as sandbox:
+        yield sandbox
 
 
-def test_a_dockerfile_is_carried_out(name: str, tmp_path: Path) -> None:
+@runs
+async def test_a_dockerfile_is_carried_out(name: str, tmp_path: Path) -> None:
     if name in STAND_INS:
         pytest.skip("The stand-ins build by the provider local.")
     (tmp_path / "data").mkdir()
@@ -138,17 +130,14 @@ def test_a_dockerfile_is_carried_out(name: str, tmp_path: Path) -> None:
         "ENV A=1 B=${A}2\nCOPY data /data\nCOPY run.sh .\nRUN echo $A$B$OF_TASK > built \\\n && mkdir sub",
         environment={"OF_TASK": "x"},
     )
-
-    async def work(sandbox: RunningSandbox) -> str:
+    async with standing_sandbox(name, spec) as sandbox:
         done = await sandbox.exec(["sh", "-c", "pwd; cat built /data/a.txt; ./run.sh; echo $A$OF_TASK"])
-        assert done.exit_code == 0, done
-        return done.stdout
-
-    assert with_sandbox(name, spec, work).splitlines() == ["/app", "12", "aran", "1x"]
+    assert (done.exit_code, done.stdout.splitlines()) == (0, ["/app", "12", "aran", "1x"]), done
 
 
-def test_commands_share_files_and_processes_and_tell_how_they_ended(name: str, tmp_path: Path) -> None:
-    async def work(sandbox: RunningSandbox) -> None:
+@runs
+async def test_commands_share_files_and_processes_and_tell_how_they_ended(name: str, tmp_path: Path) -> None:
+    async with standing_sandbox(name, spec_of(name, tmp_path, environment={"Y": "1"})) as sandbox:
         first = await sandbox.exec(["sh", "-c", "cat > in; sleep 300 & echo out; echo err >&2; exit 3"], stdin=b"given")
         assert (first.exit_code, first.stdout, first.stderr) == (3, "out\n", "err\n")
         assert (await sandbox.read_file("/app/in")) == b"given"
@@ -158,11 +147,10 @@ def test_commands_share_files_and_processes_and_tell_how_they_ended(name: str, t
         assert (await sandbox.exec(["sh", "-c", "kill -9 $$"])).exit_code == 137
         assert (await sandbox.exec(["no-such-program"])).exit_code in (126, 127)
 
-    with_sandbox(name, spec_of(name, tmp_path, environment={"Y": "1"}), work)
 
-
-def test_a_command_that_takes_too_long_or_that_nobody_waits_for_is_ended(name: str, tmp_path: Path) -> None:
-    async def work(sandbox: RunningSandbox) -> None:
+@runs
+async def test_a_command_that_takes_too_long_or_that_nobody_waits_for_is_ended(name: str, tmp_path: Path) -> None:
+    async with standing_sandbox(name, spec_of(name, tmp_path)) as sandbox:
         with pytest.raises(TimeoutError):
             await sandbox.exec(["sleep", "301"], timeout_s=0.5)
         waiting = asyncio.ensure_future(sandbox.exec(["sh", "-c", "sleep 302; true"]))
@@ -177,11 +165,10 @@ def test_a_command_that_takes_too_long_or_that_nobody_waits_for_is_ended(name: s
             await asyncio.sleep(0.1)
         raise AssertionError(left)
 
-    with_sandbox(name, spec_of(name, tmp_path), work)
 
-
-def test_what_commands_have_left_is_ended_and_the_rest_goes_on(name: str, tmp_path: Path) -> None:
-    async def work(sandbox: RunningSandbox) -> None:
+@runs
+async def test_what_commands_have_left_is_ended_and_the_rest_goes_on(name: str, tmp_path: Path) -> None:
+    async with standing_sandbox(name, spec_of(name, tmp_path)) as sandbox:
         left = "nohup sleep {0}1 >/dev/null 2>&1 & setsid sleep {0}2 >/dev/null 2>&1 &"
         await sandbox.exec(["sh", "-c", left.format(310)])
         kept = await processes_of(sandbox)
@@ -190,11 +177,10 @@ def test_what_commands_have_left_is_ended_and_the_rest_goes_on(name: str, tmp_pa
         listed = (await sandbox.exec(["sh", "-c", "ps axo args | grep '^sleep 3[12]0'"])).stdout
         assert sorted(listed.splitlines()) == ["sleep 3101", "sleep 3102"]
 
-    with_sandbox(name, spec_of(name, tmp_path), work)
 
-
-def test_files_are_written_and_read(name: str, tmp_path: Path) -> None:
-    async def work(sandbox: RunningSandbox) -> None:
+@runs
+async def test_files_are_written_and_read(name: str, tmp_path: Path) -> None:
+    async with standing_sandbox(name, spec_of(name, tmp_path)) as sandbox:
         content = bytes(range(256)) * 5000
         files = {"/deep/er/a": SandboxFile(content), "/app/x.sh": SandboxFile(b"#!/bin/sh\necho x", executable=True)}
         await sandbox.write_files(files)
@@ -204,11 +190,10 @@ def test_files_are_written_and_read(name: str, tmp_path: Path) -> None:
         with pytest.raises(SandboxRefused, match="not a file"):
             await sandbox.read_file("/deep/er")
 
-    with_sandbox(name, spec_of(name, tmp_path), work)
 
-
-def test_after_its_end_a_sandbox_is_lost(name: str, tmp_path: Path) -> None:
-    async def work(sandbox: RunningSandbox) -> None:
+@runs
+async def test_after_its_end_a_sandbox_is_lost(name: str, tmp_path: Path) -> None:
+    async with standing_sandbox(name, spec_of(name, tmp_path)) as sandbox:
         running = asyncio.ensure_future(sandbox.exec(["sleep", "303"]))
         await asyncio.sleep(0.5)
         await sandbox.close()
@@ -217,11 +202,10 @@ def test_after_its_end_a_sandbox_is_lost(name: str, tmp_path: Path) -> None:
         with pytest.raises(SandboxLost):
             await sandbox.exec(["true"])
 
-    with_sandbox(name, spec_of(name, tmp_path), work)
 
-
-def test_what_cannot_be_built_is_refused_with_what_was_said(name: str, tmp_path: Path) -> None:
-    async def run(provider: SandboxProvider) -> None:
+@runs
+async def test_what_cannot_be_built_is_refused_with_what_was_said(name: str, tmp_path: Path) -> None:
+    async with provided(name) as provider:
         refused = "builds no folders" if name in WITHOUT_BUILDS else "code.?:? 7"
         with pytest.raises(SandboxRefused, match=refused):
             await provider.open(replace(spec_of("local", tmp_path, "RUN exit 7"), network=name != "local"))
@@ -230,8 +214,6 @@ def test_what_cannot_be_built_is_refused_with_what_was_said(name: str, tmp_path:
         if name in STAND_INS and name != ENGINE:
             with pytest.raises(SandboxRefused, match=r"shows none of its folders: .* what is in /opt/agent"):
                 await provider.open(replace(spec_of(name, tmp_path), read_only_folders=("/opt/agent",)))
-
-    with_provider(name, run)
 
 
 OWNER = """
@@ -261,7 +243,7 @@ async def test_of_an_owner_that_is_killed_nothing_is_left_after_ten_seconds(name
     async def left() -> bool:
         return await asyncio.to_thread(running, seconds) or (name in STAND_INS and bool(world().held))
 
-    async with standing(name) as (provider_name, options), AsyncExitStack() as closing:
+    async with standing(name) as (provider_name, options), AsyncExitStack() as leaving:
         paths = [str(REPOSITORY), *sys.path]
         asked = json.dumps({**spec, "network": name != "local"})
         owner = await asyncio.create_subprocess_exec(
@@ -274,7 +256,7 @@ async def test_of_an_owner_that_is_killed_nothing_is_left_after_ten_seconds(name
         label = (await owner.stdout.readline()).decode().strip()
         assert label
         if name != "local":
-            closing.callback(end_reapers, label)
+            leaving.callback(end_reapers, label)
         while not running(seconds):
             assert owner.returncode is None
             await asyncio.sleep(0.05)

@@ -22,16 +22,15 @@ def test_the_state_of_a_folder_changes_with_its_files_and_their_times(tmp_path: 
     folder = folder_with(tmp_path / "f", a=b"1", b=b"2")
     states = [state_of(folder)]
     assert state_of(folder) == states[0]
-    os.utime(folder / "a", ns=(1, 1))
-    states.append(state_of(folder))
-    (folder / "b").write_bytes(b"3")
-    states.append(state_of(folder))
-    (folder / "b").chmod(0o755)
-    states.append(state_of(folder))
-    (folder / "in").symlink_to("a")
-    states.append(state_of(folder))
-    (folder / "in").rename(folder / "to")
-    states.append(state_of(folder))
+    for change in (
+        lambda: os.utime(folder / "a", ns=(1, 1)),
+        lambda: (folder / "b").write_bytes(b"3"),
+        lambda: (folder / "b").chmod(0o755),
+        lambda: (folder / "in").symlink_to("a"),
+        lambda: (folder / "in").rename(folder / "to"),
+    ):
+        change()
+        states.append(state_of(folder))
     assert len({*states}) == len(states)
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from deployments.sandbox.providers import leftover
 from deployments.sandbox.providers.interface import ExecResult, RunningSandbox, SandboxSpec
 from deployments.sandbox.providers.leftover import FIRST, ProcessesLeft, end_others, processes_of
 from deployments.sandbox.providers.local import LocalProvider
+from tests.deployments.sandbox.providers.opened import opened
+from tests.virtual_time import runs
 
 # Sandboxes are started.
 pytestmark = pytest.mark.slow
@@ -43,17 +45,9 @@ KINDS = {
 }
 
 
-def with_local(provider: LocalProvider, folder: Path, work: Callable[[RunningSandbox], Awaitable[Any]]) -> Any:
+def spec(folder: Path) -> SandboxSpec:
     (folder / "Dockerfile").write_text("FROM debian\nWORKDIR /app\n")
-
-    async def run() -> Any:
-        sandbox = await provider.open(SandboxSpec(folder=folder))
-        try:
-            return await work(sandbox)
-        finally:
-            await sandbox.close()
-
-    return asyncio.run(run())
+    return SandboxSpec(folder=folder)
 
 
 async def listed(sandbox: RunningSandbox) -> list[str]:
@@ -63,8 +57,9 @@ async def listed(sandbox: RunningSandbox) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_that_a_command_has_left_goes_on(provider: LocalProvider, tmp_path: Path, kind: str) -> None:
-    async def work(sandbox: RunningSandbox) -> None:
+@runs
+async def test_nothing_that_a_command_has_left_goes_on(provider: LocalProvider, tmp_path: Path, kind: str) -> None:
+    async with opened(provider, spec(tmp_path)) as sandbox:
         kept = await processes_of(sandbox)
         assert (await sandbox.exec(KINDS[kind])).exit_code == 0
         while not await sandbox.read_file("/app/beat"):
@@ -75,8 +70,6 @@ def test_nothing_that_a_command_has_left_goes_on(provider: LocalProvider, tmp_pa
         beats = await sandbox.read_file("/app/beat")
         await asyncio.sleep(0.2)
         assert await sandbox.read_file("/app/beat") == beats
-
-    with_local(provider, tmp_path, work)
 
 
 class Answering:
@@ -147,13 +140,12 @@ def container(shell: Sequence[str]) -> Iterator[Container]:
 
 
 @pytest.mark.parametrize("shell", [["dash"], ["bash"], ["bash", "--posix"]], ids=" ".join)
-def test_the_first_process_of_a_container_reaps_what_others_have_left(
-    provider: LocalProvider, tmp_path: Path, shell: list[str]
-) -> None:
-    # That bubblewrap works.
-    with_local(provider, tmp_path, lambda sandbox: sandbox.exec(["true"]))
-
-    async def work(sandbox: Any) -> None:
+@pytest.mark.usefixtures("provider")
+@runs
+async def test_the_first_process_of_a_container_reaps_what_others_have_left(shell: list[str]) -> None:
+    # Bubblewrap works: there is a provider.
+    with container(shell) as started:
+        sandbox: Any = started
         kept = await processes_of(sandbox)
         assert {process.partition(":")[0] for process in kept} == {"1", "2"}
         left = "exec > /dev/null 2>&1; sleep 1000 & (sleep 1001 &) ; kill -9 2; for _ in 1 2 3; do (true &); done"
@@ -161,6 +153,3 @@ def test_the_first_process_of_a_container_reaps_what_others_have_left(
         await end_others(sandbox, kept)
         # In the place of the one that was killed there is another fork of the first one.
         assert [line.split()[0] for line in await listed(sandbox)] == [shell[0]]
-
-    with container(shell) as sandbox:
-        asyncio.run(work(sandbox))

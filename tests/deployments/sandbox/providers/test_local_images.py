@@ -17,6 +17,7 @@ from deployments.sandbox.providers.interface import (
 )
 from deployments.sandbox.providers.local import LocalProvider
 from deployments.sandbox.providers.local_sandbox import LocalRunningSandbox
+from tests.deployments.sandbox.providers.opened import opened
 from tests.virtual_time import runs
 
 # Sandboxes are started.
@@ -81,9 +82,7 @@ def test_an_image_by_name_is_refused_and_forgotten_files_are_gone(
 
 
 @runs
-async def test_files_that_do_not_fit_are_refused_and_the_sandbox_goes_on(
-    provider: LocalProvider, tmp_path: Path
-) -> None:
+async def test_too_large_files_are_refused_and_the_sandbox_goes_on(provider: LocalProvider, tmp_path: Path) -> None:
     spec = folder(tmp_path, "small")
     sandbox = await provider.open(SandboxSpec(folder=spec.folder, storage_mb=8))
     with pytest.raises(SandboxRefused, match=r"(?s)The files cannot be written in the sandbox: .*No space left"):
@@ -106,8 +105,7 @@ def test_folders_whose_names_have_wildcards_are_no_files_of_an_image(provider: L
 
 @runs
 async def test_a_shell_that_does_not_answer_is_a_lost_sandbox(provider: LocalProvider, tmp_path: Path) -> None:
-    sandbox = await provider.open(folder(tmp_path, "first"))
-    assert isinstance(sandbox, LocalRunningSandbox)
-    with pytest.raises(SandboxLost, match=r"did not answer within 0.2 s"):
-        await sandbox.run_shell("sleep 60", 0.2)
-    await sandbox.close()
+    async with opened(provider, folder(tmp_path, "first")) as sandbox:
+        assert isinstance(sandbox, LocalRunningSandbox)
+        with pytest.raises(SandboxLost, match=r"did not answer within 0.2 s"):
+            await sandbox.run_shell("sleep 60", 0.2)

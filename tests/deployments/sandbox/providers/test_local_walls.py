@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from deployments.sandbox.providers.interface import (
     SandboxSpec,
 )
 from deployments.sandbox.providers.local import LocalProvider, _Processors
+from tests.deployments.sandbox.providers.opened import opened
 from tests.virtual_time import runs
 
 # Sandboxes are started.
@@ -61,11 +63,8 @@ def folder(tmp_path: Path) -> Path:
 
 def tried(provider: LocalProvider, folder: Path, *lines: str, memory_mb: int = 512) -> list[ExecResult]:
     async def run() -> list[ExecResult]:
-        sandbox = await provider.open(SandboxSpec(folder=folder, memory_mb=memory_mb, storage_mb=32))
-        try:
+        async with opened(provider, SandboxSpec(folder=folder, memory_mb=memory_mb, storage_mb=32)) as sandbox:
             return [await sandbox.exec(["bash", "-c", line], timeout_s=20) for line in lines]
-        finally:
-            await sandbox.close()
 
     return asyncio.run(run())
 
@@ -108,14 +107,8 @@ def test_commands_get_over_no_wall_and_the_sandbox_goes_on(
 
 
 def test_processes_and_files_are_bounded(provider: LocalProvider, folder: Path) -> None:
-    files, forks, after = tried(
-        provider,
-        folder,
-        "head -c 100000000 /dev/zero > /app/big; rm /app/big",
-        f"python3 -c '{FORKS}'",
-        "echo after",
-        memory_mb=8192,
-    )
+    fill = "head -c 100000000 /dev/zero > /app/big; rm /app/big"
+    files, forks, after = tried(provider, folder, fill, f"python3 -c '{FORKS}'", "echo after", memory_mb=8192)
     assert "No space left" in files.stderr
     assert MOST_PROCESSES - 10 < int(forks.stdout) < MOST_PROCESSES
     assert after.stdout == "after\n"
@@ -128,17 +121,13 @@ def test_memory_of_all_processes_together_is_bounded(provider: LocalProvider, fo
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="This machine has one processor.")
-def test_its_processes_have_the_processors_of_its_cpus_and_no_others(provider: LocalProvider, folder: Path) -> None:
-    async def run() -> list[list[str]]:
+@runs
+async def test_processes_have_the_processors_of_its_cpus_and_no_others(provider: LocalProvider, folder: Path) -> None:
+    async with AsyncExitStack() as leaving:
         specs = [SandboxSpec(folder=folder, cpus=cpus) for cpus in (0.5, 1, None, 4096)]
-        sandboxes = [await provider.open(spec) for spec in specs]
-        try:
-            return [(await sandbox.exec(["python3", "-c", BUSY])).stdout.split() for sandbox in sandboxes]
-        finally:
-            for sandbox in sandboxes:
-                await sandbox.close()
-
-    (half, *half_says), (one, *one_says), (free, *_), (many, *_) = asyncio.run(run())
+        sandboxes = [await leaving.enter_async_context(opened(provider, spec)) for spec in specs]
+        said = [(await sandbox.exec(["python3", "-c", BUSY])).stdout.split() for sandbox in sandboxes]
+    (half, *half_says), (one, *one_says), (free, *_), (many, *_) = said
     # The second has not the processor that the first one has.
     assert {half, one} <= {str(processor) for processor in os.sched_getaffinity(0)}
     assert half != one
