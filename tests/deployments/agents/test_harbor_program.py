@@ -12,7 +12,6 @@ from unittest.mock import patch
 import pytest
 
 from deployments.agents import harbor_program
-from deployments.agents.environment import AgentRunsOfTask
 from deployments.agents.harbor_program import HarborProgram
 from deployments.agents.programs import AgentCall, RunNotes
 from deployments.agents.settings import AgentSettings
@@ -128,14 +127,6 @@ async def solves(_base_url: str, _api_key: str, sample: SampleInput, sandbox: Ru
     assert done.exit_code == 0, done
 
 
-@pytest.mark.parametrize(("given", "most"), [({}, 16), ({"max_concurrent_runs": 3}, 3)])
-def test_a_replica_has_as_many_sandboxes_at_once_as_runs(given: dict[str, Any], most: int) -> None:
-    settings = AgentSettings.model_validate(
-        {"harbor": {"tasks": str(TASKS)}, "import_path": f"{__name__}:solves", **given}
-    )
-    assert AgentRunsOfTask(settings).max_concurrent_steps == most
-
-
 def test_an_agent_that_fails_or_is_too_slow_is_judged_by_what_it_has_left(tmp_path: Path) -> None:
     test = "cat /root/left > /logs/verifier/reward.txt"
     short = task_with(tmp_path / "short", test, "[agent]\ntimeout_sec = 1.0")
@@ -149,6 +140,7 @@ def test_an_agent_that_fails_or_is_too_slow_is_judged_by_what_it_has_left(tmp_pa
 @pytest.mark.parametrize(
     ("test", "toml", "message"),
     [
+        ("true", "", "wrote neither"),
         ("exit 2", "", "ended with exit code 2 and wrote neither"),
         ("echo nothing at all", "", "It printed last: nothing at all"),
         (": > /logs/verifier/reward.txt", "", r"verifier gave no reward: .*reward\.txt must hold a finite number"),
@@ -160,15 +152,11 @@ def test_an_agent_that_fails_or_is_too_slow_is_judged_by_what_it_has_left(tmp_pa
 def test_a_verifier_without_a_reward_is_a_failure_and_no_zero(
     tmp_path: Path, test: str, toml: str, message: str
 ) -> None:
+    """Also where the agent has written one."""
+    forged = "echo 1 > /logs/verifier/reward.txt"
     with pytest.raises(VerifierFailed, match=message) as failed:
-        played(sample(), harbor={"tasks": task_with(tmp_path, test, toml)})
+        played(sample(forged), harbor={"tasks": task_with(tmp_path, test, toml)})
     assert failed.value.retryable is False
-
-
-def test_a_reward_that_the_agent_has_written_does_not_count(tmp_path: Path) -> None:
-    tasks = task_with(tmp_path, "true")
-    with pytest.raises(VerifierFailed, match="wrote neither"):
-        played(sample("echo 1 > /logs/verifier/reward.txt"), harbor={"tasks": tasks})
 
 
 @pytest.mark.parametrize("start", ["nohup sh -c {} &", "setsid sh -c {} &", "(setsid sh -c {} &)"])
