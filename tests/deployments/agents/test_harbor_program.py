@@ -4,7 +4,7 @@ import asyncio
 import random
 import shlex
 from collections.abc import Awaitable, Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from deployments.agents import harbor_program
+from deployments.agents.environment import AgentRunsOfTask
 from deployments.agents.harbor_program import HarborProgram
 from deployments.agents.programs import AgentCall, RunNotes
 from deployments.agents.settings import AgentSettings
@@ -30,6 +31,7 @@ from tests.deployments.agents.harbor_rollouts import (
     sample_of,
     strike,
 )
+from tests.deployments.models.chat_server import Answer, chat_server
 
 
 def works() -> bool:
@@ -43,31 +45,20 @@ def works() -> bool:
 pytestmark = pytest.mark.skipif(not works(), reason="bubblewrap does not work on this machine")
 
 
-async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A service that answers every call with nothing."""
-    with suppress(asyncio.IncompleteReadError, ConnectionError):
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
-        await writer.drain()
-    writer.close()
-
-
 def with_program(
     work: Callable[[HarborProgram, Callable[[dict[str, Any]], AgentCall]], Awaitable[Any]], **agent: Any
 ) -> Any:
     """Runs `work` beside a service, with the program and the call of a sample; then nothing of a sandbox is left."""
     settings = AgentSettings(**{"harbor": {"tasks": str(TASKS)}, "command": COMMAND} | agent)
     assert settings.harbor is not None
-    harbor = settings.harbor
-
-    async def run() -> Any:
-        async with await asyncio.start_server(answer, "127.0.0.1", 0) as service:
-            base_url = f"http://127.0.0.1:{service.sockets[0].getsockname()[1]}/v1/sessions/s"
-            program = HarborProgram(settings, harbor)
-            return await work(program, lambda sample: AgentCall(base_url=base_url, api_key="key", sample=sample))
-
-    with closing(LocalProvider()) as provider, patch.object(harbor_program, "open_provider", lambda *_: provider):
-        result = asyncio.run(run())
+    with (
+        chat_server(lambda *_: Answer(body={})) as server,
+        closing(LocalProvider()) as provider,
+        patch.object(harbor_program, "open_provider", lambda *_: provider),
+    ):
+        program = HarborProgram(settings, settings.harbor)
+        session = {"base_url": f"{server.url}/sessions/s", "api_key": "key"}
+        result = asyncio.run(work(program, lambda sample: AgentCall(**session, sample=sample)))
     assert list(processes_with(KILLED["sandbox"])) == []
     return result
 
@@ -120,6 +111,8 @@ def test_a_command_in_a_sandbox_gets_integers_of_any_size(tmp_path: Path) -> Non
 def test_a_function_gets_the_sandbox_as_its_fourth_argument() -> None:
     agent = {"command": None, "import_path": f"{__name__}:solves"}
     assert played(sample_of(3), **agent)[0] == {"reward": 1.0}
+    settings = AgentSettings.model_validate({**agent, "harbor": {"tasks": str(TASKS)}})
+    assert AgentRunsOfTask(settings).max_concurrent_steps == 16, "sandboxes at once"
 
 
 async def solves(_base_url: str, _api_key: str, sample: SampleInput, sandbox: RunningSandbox) -> None:

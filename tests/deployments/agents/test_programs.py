@@ -24,7 +24,6 @@ from deployments.failures import AgentFailed, AgentTimedOut, EnvironmentLost
 from deployments.strict_settings import KeyMissing
 from rollout_env import StepOutcome
 from tests.deployments.agents import agents_of_tests
-from tests.deployments.agents.harbor_rollouts import TASKS
 
 CALL = AgentCall(
     base_url="http://127.0.0.1:8000/v1/sessions/s",
@@ -270,13 +269,11 @@ def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any]) -> Non
     ("settings", "most"),
     [
         (command("exit 0"), 16),
-        (command("exit 0", max_concurrent_runs=3), 3),
+        ({**command("exit 0"), "max_concurrent_runs": 3}, 3),
         (function("silent"), None),
-        (function("silent", harbor={"tasks": str(TASKS)}), 16),
-        (function("silent", harbor={"tasks": str(TASKS)}, max_concurrent_runs=3), 3),
     ],
 )
-def test_commands_and_sandboxes_of_a_replica_are_bounded(settings: dict[str, Any], most: int | None) -> None:
+def test_commands_share_a_replica_in_bounded_number(settings: dict[str, Any], most: int | None) -> None:
     assert AgentRunsOfTask(AgentSettings(**settings)).max_concurrent_steps == most
 
 

@@ -73,19 +73,20 @@ async def test_a_session_without_a_step_for_too_long_is_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost_session", "kind", "message"),
+    ("lost_session", "first_turn", "kind", "message"),
     [
-        ("restart", RestartableSessionLost, "is gone: it must be played anew from its prompt."),
-        ("fail", SessionLost, "is gone, and with it the state of the rollout."),
+        ("restart", 0, RestartableSessionLost, "is gone: it must be played anew from its prompt."),
+        ("restart", 2, RestartableSessionLost, "is gone: it must be played anew from its prompt."),
+        ("fail", 0, SessionLost, "is gone, and with it the state of the rollout."),
     ],
 )
 @virtual_time.test
 async def test_a_later_step_without_a_session_opens_none(
-    lost_session: Any, kind: type[RolloutFailure], message: str
+    lost_session: Any, first_turn: int, kind: type[RolloutFailure], message: str
 ) -> None:
     environment = CountingSessions(lost_session)
     runner = StepRunner(environment, "counting", None)
-    failure = await failed(runner, step_of("a", 2))
+    failure = await failed(runner, step_of("a", 2, first_turn=first_turn))
     said = f"The session of the rollout {message}"
     assert (type(failure), str(failure), failure.retryable) == (kind, said, True)
     assert environment.opened == 0
@@ -180,23 +181,15 @@ async def test_a_session_that_does_not_close_gives_its_room_up_and_is_logged(cap
 
 
 @virtual_time.test
-async def test_the_first_step_after_a_fork_runs_in_a_session_at_its_turn() -> None:
+async def test_a_fork_is_made_once_and_its_session_is_at_the_turn_of_its_step() -> None:
     environment = ForkingSessions()
     runner = StepRunner(environment, "counting", None)
     texts = await asyncio.gather(*(said(runner, step_of(name, 2, first_turn=2)) for name in "abc"))
     assert texts == ["1:3", "2:3", "3:3"]
     assert await said(runner, step_of("b", 3, first_turn=2)) == "2:4"
+    assert type(await failed(runner, step_of("b", 4, first_turn=2, fails=True))) is EnvironmentLost
+    assert type(await failed(runner, step_of("b", 4, first_turn=2))) is RestartableSessionLost
     assert (environment.forked, environment.opened) == (3, 3)
-
-
-@virtual_time.test
-async def test_a_session_lost_after_the_first_step_of_a_fork_is_not_forked_again() -> None:
-    environment = ForkingSessions()
-    runner = StepRunner(environment, "counting", None)
-    await said(runner, step_of("a", 2, first_turn=2))
-    assert type(await failed(runner, step_of("a", 3, first_turn=2, fails=True))) is EnvironmentLost
-    assert type(await failed(runner, step_of("a", 3, first_turn=2))) is RestartableSessionLost
-    assert environment.forked == 1
 
 
 @virtual_time.test
@@ -213,14 +206,6 @@ async def test_the_retry_of_the_first_step_of_a_fork_forks_again() -> None:
     await virtual_time.settled()
     assert environment.forked == 3
     assert environment.open_sessions == 1
-
-
-@virtual_time.test
-async def test_an_environment_without_fork_session_forks_none() -> None:
-    environment = CountingSessions()
-    runner = StepRunner(environment, "counting", None)
-    assert type(await failed(runner, step_of("a", 2, first_turn=2))) is RestartableSessionLost
-    assert environment.opened == 0
 
 
 ENDS = ("released", "terminated", "failed", "timed out", "aborted", "aborted while opened", "not opened", "idle")
