@@ -90,14 +90,9 @@ def test_what_can_give_a_place_another_sample_changes_the_revision(
 
 
 def test_a_row_becomes_a_sample_of_the_task_that_is_named_after_its_row(data_of: Callable[..., TaskData]) -> None:
-    assert samples(data_of(sums(3)), 1, 1) == [
-        {
-            "id": "train/1",
-            "task_name": "sums",
-            "messages": [{"role": "user", "content": "1 + 1?"}],
-            "extra_env_info": {"ground_truth": 2},
-        }
-    ]
+    [made] = samples(data_of(sums(3)), 1, 1)
+    asked = {"messages": [{"role": "user", "content": "1 + 1?"}], "extra_env_info": {"ground_truth": 2}}
+    assert made == {"id": "train/1", "task_name": "sums", **asked}
 
 
 def test_columns_become_the_fields_that_the_config_names(data_of: Callable[..., TaskData]) -> None:

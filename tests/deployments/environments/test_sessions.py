@@ -48,14 +48,6 @@ async def failed(runner: StepRunner, request: StepRequest) -> RolloutFailure:
 
 
 @virtual_time.test
-async def test_all_steps_of_a_rollout_run_in_the_session_of_its_first_step() -> None:
-    runner = StepRunner(CountingSessions(), "counting", None)
-    for turn in range(3):
-        texts = await asyncio.gather(*(said(runner, step_of(name, turn)) for name in "ab"))
-        assert texts == [f"1:{turn + 1}", f"2:{turn + 1}"]
-
-
-@virtual_time.test
 async def test_a_session_without_a_step_for_too_long_is_closed() -> None:
     environment = CountingSessions(session_idle_s=10.0)
     runner = StepRunner(environment, "counting", None)
