@@ -3,7 +3,7 @@
 import asyncio
 import random
 import shlex
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.skipif(not works(), reason="bubblewrap does not work on
 
 
 def with_program(
-    work: Callable[[HarborProgram, Callable[[dict[str, Any]], AgentCall]], Awaitable[Any]], **agent: Any
+    work: Callable[[HarborProgram, Callable[[dict[str, Any]], AgentCall]], Coroutine[Any, Any, Any]], **agent: Any
 ) -> Any:
     """Runs `work` beside a service, with the program and the call of a sample; then nothing of a sandbox is left."""
     settings = AgentSettings(**{"harbor": {"tasks": str(TASKS)}, "command": COMMAND} | agent)

@@ -52,7 +52,7 @@ def samples(
     return [json.loads(sample) for sample in data.samples(split, start, count, shuffle_seed)]
 
 
-def ids(*asked: Any, **shuffle: int) -> list[int]:
+def ids(*asked: Any, **shuffle: Any) -> list[int]:
     return [int(sample["id"].rpartition("/")[2]) for sample in samples(*asked, **shuffle)]
 
 
