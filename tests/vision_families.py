@@ -1,6 +1,7 @@
 """Tiny random models of the families that see, with the processors that transformers has for them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,48 +45,49 @@ GRID_VISION: Mapping[str, Any] = {
     "temporal_patch_size": 2,
     "out_hidden_size": 64,
 }
+CLIP = {**VISION, "model_type": "clip_vision_model"}
+ENDS = (("start", "begin"), ("end", "end"))
 ROPE: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
 """In three dimensions."""
 INTERLEAVED = {**ROPE, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
 
 
+@dataclass(frozen=True)
 class Family:
-    """A family of models.
+    """A family of models."""
 
-    Args:
-        image: what the chat template writes for an image.
-        tokens: further tokens of the tokenizer.
-        processor: the processor for a tokenizer.
-        config: the model's, but for the language part, for the ids of tokens.
-        text: of the language part's config.
-        named: tokens that the tokenizer has an attribute for.
-        words: tokens of text.
-    """
-
-    def __init__(
-        self,
-        image: str,
-        tokens: list[str],
-        processor: Callable[[Any], Any],
-        config: Callable[[Callable[[str], int]], dict[str, Any]],
-        text: Mapping[str, Any] | None = None,
-        named: Mapping[str, str] | None = None,
-        words: Sequence[str] = (),
-    ) -> None:
-        self._image, self._tokens, self._named, self._words = image, tokens, named or {}, words
-        self._processor, self._config, self._text = processor, config, dict(text or {})
+    model_type: str
+    image: str
+    """What the chat template writes for an image."""
+    tokens: Sequence[str]
+    """Further tokens of the tokenizer."""
+    processor: Callable[[Any], Any]
+    """The processor for a tokenizer."""
+    ids: Mapping[str, str]
+    """The tokens whose ids the model's config has, by the names there."""
+    vision: Mapping[str, Any]
+    """The config of the vision part."""
+    text: Mapping[str, Any] = field(default_factory=dict)
+    """Of the language part's config."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The rest of the model's config."""
+    named: Mapping[str, str] = field(default_factory=dict)
+    """Tokens that the tokenizer has an attribute for."""
+    words: Sequence[str] = ()
+    """Tokens of text."""
 
     def save_processor(self, folder: Path) -> Any:
         """Writes all but the weights; returns the model's config."""
-        tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL, extra_special_tokens=dict(self._named))
-        tokenizer.add_special_tokens({"additional_special_tokens": self._tokens})
-        tokenizer.add_tokens([*self._words])
-        tokenizer.chat_template = TEMPLATE.replace("<image>", self._image)
-        processor = self._processor(tokenizer)
+        tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL, extra_special_tokens=dict(self.named))
+        tokenizer.add_special_tokens({"additional_special_tokens": [*self.tokens]})
+        tokenizer.add_tokens([*self.words])
+        tokenizer.chat_template = TEMPLATE.replace("<image>", self.image)
+        processor = self.processor(tokenizer)
         processor.chat_template = tokenizer.chat_template
         processor.save_pretrained(folder)
-        given = self._config(tokenizer.convert_tokens_to_ids)
-        config: Any = AutoConfig.for_model(**given, text_config=language_config(tokenizer) | self._text)
+        ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in self.ids.items()}
+        parts = {"vision_config": dict(self.vision), "text_config": language_config(tokenizer) | dict(self.text)}
+        config: Any = AutoConfig.for_model(self.model_type, **ids, **parts, **self.config)
         model_class = hf.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
         config.architectures = [model_class.__name__]
         config.save_pretrained(folder)
@@ -107,16 +109,13 @@ def nest_tower(file: Path) -> None:
     save_file(named, file, {"format": "pt"})
 
 
-def llava(tokenizer: Any) -> Any:
-    images = hf.CLIPImageProcessorPil(size={"shortest_edge": EDGE}, crop_size=SQUARE)
-    return hf.LlavaProcessor(images, tokenizer, PATCH, "default", num_additional_image_tokens=1)
+def clip(kind: str, **options: Any) -> Callable[[Any], Any]:
+    def processor(tokenizer: Any) -> Any:
+        made = getattr(hf, f"{kind}ImageProcessorPil")(size={"shortest_edge": EDGE}, crop_size=SQUARE, **options)
+        named = kind.replace("CLIP", "Llava")
+        return getattr(hf, f"{named}Processor")(made, tokenizer, PATCH, "default", num_additional_image_tokens=1)
 
-
-def llava_next(tokenizer: Any) -> Any:
-    images = hf.LlavaNextImageProcessorPil(
-        size={"shortest_edge": EDGE}, crop_size=SQUARE, image_grid_pinpoints=PINPOINTS
-    )
-    return hf.LlavaNextProcessor(images, tokenizer, PATCH, "default", num_additional_image_tokens=1)
+    return processor
 
 
 def llava_onevision(tokenizer: Any) -> Any:
@@ -126,8 +125,7 @@ def llava_onevision(tokenizer: Any) -> Any:
 
 
 def gemma3(tokenizer: Any) -> Any:
-    images = hf.Gemma3ImageProcessorPil(size=SQUARE)
-    return hf.Gemma3Processor(images, tokenizer, image_seq_length=4)
+    return hf.Gemma3Processor(hf.Gemma3ImageProcessorPil(size=SQUARE), tokenizer, image_seq_length=4)
 
 
 def pixtral(merged: int) -> Callable[[Any], Any]:
@@ -152,28 +150,12 @@ def with_grids(name: str, images: str, videos: str) -> Callable[[Any], Any]:
     return processor
 
 
-def qwen(model_type: str, text: Mapping[str, Any], **vision: Any) -> Family:
-    name = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[model_type]
-    videos = "Qwen3VLVideoProcessor" if model_type == "qwen3_vl" else "Qwen2VLVideoProcessor"
+def qwen(model_type: str, name: str, text: Mapping[str, Any], videos: str = "Qwen2VL", **vision: Any) -> Family:
     start, pad, end, video = marks = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"]
-    return Family(
-        start + pad + end,
-        marks,
-        with_grids(f"{name}Processor", "Qwen2VLImageProcessor", videos),
-        lambda id_of: {
-            "model_type": model_type,
-            "image_token_id": id_of(pad),
-            "video_token_id": id_of(video),
-            "vision_start_token_id": id_of(start),
-            "vision_end_token_id": id_of(end),
-            "vision_config": {**GRID_VISION, **vision},
-        },
-        {
-            "model_type": f"{model_type}_text",
-            "rope_parameters": ROPE,
-            **text,
-        },
-    )
+    processor = with_grids(f"{name}Processor", "Qwen2VLImageProcessor", f"{videos}VideoProcessor")
+    ids = {"image_token_id": pad, "video_token_id": video, "vision_start_token_id": start, "vision_end_token_id": end}
+    text = {"model_type": f"{model_type}_text", "rope_parameters": ROPE, **text}
+    return Family(model_type, start + pad + end, marks, processor, ids, {**GRID_VISION, **vision}, text)
 
 
 GEMMA3_TEXT = {
@@ -182,129 +164,75 @@ GEMMA3_TEXT = {
     "sliding_window": 512,
     "layer_types": ["sliding_attention", "full_attention"],
 }
+GLM4V_TEXT = {
+    "model_type": "glm4v_text",
+    "attention_bias": True,
+    "rope_parameters": {**ROPE, "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5},
+}
+IMAGE = {"image_token_index": "<image>"}
+IMG = {"image_token_index": "[IMG]"}
 PIXTRAL = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
-INTERN = {
+PIXTRAL_VISION = {**VISION, "model_type": "pixtral", "image_size": 4 * EDGE}
+INTERN_VISION = {**VISION, "image_size": [EDGE, EDGE], "patch_size": [PATCH, PATCH]}
+GEMMA3_NAMED = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+INTERN_NAMED = {
     "start_image_token": "<img>",
     "end_image_token": "</img>",
     "context_image_token": "<IMG_CONTEXT>",
     "video_token": "<video>",
 }
+GLM4V_IDS = {
+    **{f"{kind}_{at}_token_id": f"<|{word}_of_{kind}|>" for kind in ("image", "video") for at, word in ENDS},
+    "image_token_id": "<|image|>",
+    "video_token_id": "<|video|>",
+}
+ONEVISION = {**IMAGE, "video_token_index": "<video>"}
+GRID = {"image_grid_pinpoints": PINPOINTS}
+LAST_LAYER = {"vision_feature_layer": -1}
 FAMILIES: Mapping[str, Family] = {
-    "llava": Family(
-        "<image>",
-        ["<image>"],
-        llava,
-        lambda id_of: {
-            "model_type": "llava",
-            "image_token_index": id_of("<image>"),
-            "vision_config": {**VISION, "model_type": "clip_vision_model"},
-        },
-    ),
-    "llava_next": Family(
-        "<image>",
-        ["<image>"],
-        llava_next,
-        lambda id_of: {
-            "model_type": "llava_next",
-            "image_token_index": id_of("<image>"),
-            "image_grid_pinpoints": PINPOINTS,
-            "vision_config": {**VISION, "model_type": "clip_vision_model"},
-        },
-    ),
+    "llava": Family("llava", "<image>", ["<image>"], clip("CLIP"), IMAGE, CLIP),
+    "llava_next": Family(*("llava_next", "<image>", ["<image>"], clip("LlavaNext", **GRID), IMAGE, CLIP), config=GRID),
     "llava_onevision": Family(
-        "<image>",
-        ["<image>", "<video>"],
-        llava_onevision,
-        lambda id_of: {
-            "model_type": "llava_onevision",
-            "image_token_index": id_of("<image>"),
-            "video_token_index": id_of("<video>"),
-            "image_grid_pinpoints": PINPOINTS,
-            "vision_config": SIGLIP,
-        },
-        {"model_type": "qwen2"},
+        *("llava_onevision", "<image>", ["<image>", "<video>"], llava_onevision, ONEVISION, SIGLIP),
+        text={"model_type": "qwen2"},
+        config=GRID,
     ),
     "gemma3": Family(
-        "<start_of_image>",
-        [],
-        gemma3,
-        lambda id_of: {
-            "model_type": "gemma3",
-            "boi_token_index": id_of("<start_of_image>"),
-            "eoi_token_index": id_of("<end_of_image>"),
-            "image_token_index": id_of("<image_soft_token>"),
-            "mm_tokens_per_image": 4,
-            "vision_config": SIGLIP,
-        },
+        *("gemma3", "<start_of_image>", [], gemma3),
+        {f"{name}_index": token for name, token in GEMMA3_NAMED.items()},
+        SIGLIP,
         GEMMA3_TEXT,
-        {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+        {"mm_tokens_per_image": 4},
+        GEMMA3_NAMED,
         ["\n" * count for count in range(1, 5)],
     ),
     "pixtral": Family(
-        "[IMG]",
-        PIXTRAL,
-        pixtral(1),
-        lambda id_of: {
-            "model_type": "llava",
-            "image_token_index": id_of("[IMG]"),
-            "vision_feature_layer": -1,
-            "vision_feature_select_strategy": "full",
-            "vision_config": {**VISION, "model_type": "pixtral", "image_size": 4 * EDGE},
-        },
-        {"model_type": "mistral"},
+        *("llava", "[IMG]", PIXTRAL, pixtral(1), IMG, PIXTRAL_VISION, {"model_type": "mistral"}),
+        {**LAST_LAYER, "vision_feature_select_strategy": "full"},
     ),
     "mistral3": Family(
-        "[IMG]",
-        PIXTRAL,
-        pixtral(2),
-        lambda id_of: {
-            "model_type": "mistral3",
-            "image_token_index": id_of("[IMG]"),
-            "spatial_merge_size": 2,
-            "vision_feature_layer": -1,
-            "vision_config": {**VISION, "model_type": "pixtral", "image_size": 4 * EDGE},
-        },
-        {"model_type": "mistral"},
+        *("mistral3", "[IMG]", PIXTRAL, pixtral(2), IMG, PIXTRAL_VISION, {"model_type": "mistral"}),
+        {**LAST_LAYER, "spatial_merge_size": 2},
     ),
     "internvl": Family(
-        "<IMG_CONTEXT>",
-        [],
-        internvl,
-        lambda id_of: {
-            "model_type": "internvl",
-            "image_token_id": id_of("<IMG_CONTEXT>"),
-            "image_seq_length": PATCHES // 4,
-            "vision_config": {**VISION, "image_size": [EDGE, EDGE], "patch_size": [PATCH, PATCH]},
-        },
+        *("internvl", "<IMG_CONTEXT>", [], internvl, {"image_token_id": "<IMG_CONTEXT>"}, INTERN_VISION),
         {"model_type": "qwen2"},
-        INTERN,
+        {"image_seq_length": PATCHES // 4},
+        INTERN_NAMED,
     ),
     "glm4v": Family(
+        "glm4v",
         "<|begin_of_image|><|image|><|end_of_image|>",
-        [f"<|{place}_of_{kind}|>" for kind in ("image", "video") for place in ("begin", "end")]
-        + ["<|image|>", "<|video|>"],
+        [*GLM4V_IDS.values()],
         with_grids("Glm4vProcessor", "Glm4vImageProcessor", "Glm4vVideoProcessor"),
-        lambda id_of: {
-            "model_type": "glm4v",
-            "image_token_id": id_of("<|image|>"),
-            "video_token_id": id_of("<|video|>"),
-            "image_start_token_id": id_of("<|begin_of_image|>"),
-            "image_end_token_id": id_of("<|end_of_image|>"),
-            "video_start_token_id": id_of("<|begin_of_video|>"),
-            "video_end_token_id": id_of("<|end_of_video|>"),
-            "vision_config": {**GRID_VISION, "image_size": 4 * EDGE},
-        },
-        {
-            "model_type": "glm4v_text",
-            "attention_bias": True,
-            "rope_parameters": {**ROPE, "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5},
-        },
+        GLM4V_IDS,
+        {**GRID_VISION, "image_size": 4 * EDGE},
+        GLM4V_TEXT,
     ),
-    "qwen2_vl": qwen("qwen2_vl", {}, embed_dim=64, mlp_ratio=2),
-    "qwen2_5_vl": qwen("qwen2_5_vl", {}, window_size=32, fullatt_block_indexes=[1]),
+    "qwen2_vl": qwen("qwen2_vl", "Qwen2VL", {}, embed_dim=64, mlp_ratio=2),
+    "qwen2_5_vl": qwen("qwen2_5_vl", "Qwen2_5_VL", {}, window_size=32, fullatt_block_indexes=[1]),
     "qwen3_vl": qwen(
-        "qwen3_vl",
-        {"rope_parameters": INTERLEAVED},
+        *("qwen3_vl", "Qwen3VL", {"rope_parameters": INTERLEAVED}, "Qwen3VL"),
         num_position_embeddings=64,
         deepstack_visual_indexes=[0, 1],
     ),

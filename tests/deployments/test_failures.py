@@ -16,35 +16,23 @@ CLASSES: list[type[RolloutFailure]] = [
 
 
 def test_each_failure_has_a_kind_and_says_whether_a_retry_can_help() -> None:
-    assert {failure.__name__: (failure.kind, failure.retryable) for failure in CLASSES} == {
-        "RolloutFailure": ("internal", False),
-        "PromptRejected": ("request", False),
-        "GenerationRejected": ("generation", False),
-        "GenerationLost": ("generation", True),
-        "ReplicaShuttingDown": ("generation", True),
-        "EnvironmentShuttingDown": ("environment", True),
-        "GenerationNotFinite": ("generation", True),
-        "EnvironmentRejected": ("environment", False),
-        "EnvironmentBroken": ("environment", False),
-        "EnvironmentLost": ("environment", True),
-        "AgentFailed": ("environment", False),
-        "AgentTimedOut": ("environment", True),
-        "VerifierFailed": ("environment", False),
-        "SessionLost": ("environment", True),
-        "RestartableSessionLost": ("environment", True),
-        "PolicyStoreLost": ("internal", True),
-        "StoreLost": ("internal", True),
-        "JobStoreLost": ("internal", True),
-        "SessionStoreLost": ("internal", True),
-        "ImagesLost": ("internal", True),
-        "RolloutRecordsLost": ("internal", True),
-        "DataLost": ("internal", True),
-        "OtherVersionLoaded": ("policy", True),
-        "VersionReplaced": ("policy", False),
-        "TokensTooOld": ("policy", False),
-        "PolicyDropped": ("policy", False),
-        "TurnTimedOut": ("timeout", True),
-        "Overloaded": ("overload", True),
+    named: dict[tuple[str, bool], set[str]] = {}
+    for failure in CLASSES:
+        named.setdefault((failure.kind, failure.retryable), set()).add(failure.__name__)
+    lost = {f"{store}Lost" for store in ("PolicyStore", "Store", "JobStore", "SessionStore", "RolloutRecords", "Data")}
+    closed = {"EnvironmentLost", "EnvironmentShuttingDown", "SessionLost", "RestartableSessionLost", "AgentTimedOut"}
+    assert named == {
+        ("request", False): {"PromptRejected"},
+        ("generation", False): {"GenerationRejected"},
+        ("generation", True): {"GenerationLost", "ReplicaShuttingDown", "GenerationNotFinite"},
+        ("environment", False): {"EnvironmentRejected", "EnvironmentBroken", "AgentFailed", "VerifierFailed"},
+        ("environment", True): closed,
+        ("policy", False): {"VersionReplaced", "TokensTooOld", "PolicyDropped"},
+        ("policy", True): {"OtherVersionLoaded"},
+        ("timeout", True): {"TurnTimedOut"},
+        ("overload", True): {"Overloaded"},
+        ("internal", False): {"RolloutFailure"},
+        ("internal", True): lost | {"ImagesLost"},
     }
 
 

@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -14,6 +15,7 @@ from deployments.agents.settings import CommandSettings
 from deployments.failures import AgentFailed
 from deployments.sandbox.providers.interface import ProviderUnusable
 from tests.deployments.agents.test_harbor_program import works
+from tests.deployments.models.chat_server import Answer, chat_server
 
 ASKS = """
 import json, os, pathlib, sys, urllib.request
@@ -38,22 +40,13 @@ needs_bubblewrap = pytest.mark.skipif(not works(), reason="bubblewrap does not w
 def rewarded(source: Callable[[int], str]) -> dict[str, float]:
     """What a sandboxed program comes to beside a service that answers everything with the same text."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked = await reader.readuntil(b"\r\n\r\n")
-        assert asked.startswith(b"GET /v1/sessions/s/v1/models ")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 13\r\nconnection: close\r\n\r\nmodels of key")
-        await writer.drain()
-        writer.close()
-
-    async def run() -> dict[str, float]:
-        async with await asyncio.start_server(answer, "127.0.0.1", 0) as service:
-            port = service.sockets[0].getsockname()[1]
-            argv = ["/usr/bin/python3", "-S", "-c", source(port)]
-            program = CommandProgram(CommandSettings(argv=argv, sandbox=True))
-            base_url = f"http://127.0.0.1:{port}/v1/sessions/s"
-            return await program.run(AgentCall(base_url=base_url, api_key="key", sample={"idx": 4}), RunNotes())
-
-    return asyncio.run(run())
+    with chat_server(lambda *_: Answer(body=b"models of key")) as server:
+        argv = ["/usr/bin/python3", "-S", "-c", source(urlsplit(server.url).port or 0)]
+        program = CommandProgram(CommandSettings(argv=argv, sandbox=True))
+        call = AgentCall(base_url=f"{server.url}/sessions/s", api_key="key", sample={"idx": 4})
+        reward = asyncio.run(program.run(call, RunNotes()))
+    assert {request["path"] for request in server.requests} <= {"/v1/sessions/s/v1/models"}
+    return reward
 
 
 @needs_bubblewrap

@@ -190,28 +190,20 @@ def test_samples_are_checked_for_seats_and_players_that_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "refusal", "says"),
     [
-        ({"opponents": {"a": 1}}, "opponents: there is no a under models"),
-        ({"models": {"policy": {}}}, "choose another name"),
-        ({"opponents": {"policy": 0}}, "greater than 0"),
+        ({"opponents": {"a": 1}}, ValidationError, "opponents: there is no a under models"),
+        ({"models": {"policy": {}}}, ValidationError, "choose another name"),
+        ({"opponents": {"policy": 0}}, ValidationError, "greater than 0"),
+        ({"import_path": "no_such:game"}, AgentNotLoadable, "no_such:game makes no game: ModuleNotFoundError"),
+        ({"arguments": {"heap": 1}}, AgentNotLoadable, "makes no game: TypeError"),
+        ({"arguments": {"heaps": [0]}}, AgentNotLoadable, r"makes no game: ValueError: heaps"),
     ],
 )
-def test_wrong_settings_of_a_game_are_refused(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValidationError, match=says):
-        settings(**fields)
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"import_path": "no_such:game"}, "no_such:game makes no game: ModuleNotFoundError"),
-        ({"arguments": {"heap": 1}}, "makes no game: TypeError"),
-        ({"arguments": {"heaps": [0]}}, r"makes no game: ValueError: heaps"),
-    ],
-)
-def test_what_makes_no_game_is_refused_before_the_service_starts(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(AgentNotLoadable, match=says):
+def test_what_makes_no_game_is_refused_before_the_service_starts(
+    fields: dict[str, Any], refusal: type[Exception], says: str
+) -> None:
+    with pytest.raises(refusal, match=says):
         load_game(settings(**fields))
 
 

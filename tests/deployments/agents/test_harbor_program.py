@@ -3,8 +3,8 @@
 import asyncio
 import random
 import shlex
-from collections.abc import Awaitable, Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Coroutine
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -31,6 +31,7 @@ from tests.deployments.agents.harbor_rollouts import (
     sample_of,
     strike,
 )
+from tests.deployments.models.chat_server import Answer, chat_server
 
 
 def works() -> bool:
@@ -44,31 +45,20 @@ def works() -> bool:
 pytestmark = pytest.mark.skipif(not works(), reason="bubblewrap does not work on this machine")
 
 
-async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A service that answers every call with nothing."""
-    with suppress(asyncio.IncompleteReadError, ConnectionError):
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
-        await writer.drain()
-    writer.close()
-
-
 def with_program(
-    work: Callable[[HarborProgram, Callable[[dict[str, Any]], AgentCall]], Awaitable[Any]], **agent: Any
+    work: Callable[[HarborProgram, Callable[[dict[str, Any]], AgentCall]], Coroutine[Any, Any, Any]], **agent: Any
 ) -> Any:
     """Runs `work` beside a service, with the program and the call of a sample; then nothing of a sandbox is left."""
     settings = AgentSettings(**{"harbor": {"tasks": str(TASKS)}, "command": COMMAND} | agent)
     assert settings.harbor is not None
-    harbor = settings.harbor
-
-    async def run() -> Any:
-        async with await asyncio.start_server(answer, "127.0.0.1", 0) as service:
-            base_url = f"http://127.0.0.1:{service.sockets[0].getsockname()[1]}/v1/sessions/s"
-            program = HarborProgram(settings, harbor)
-            return await work(program, lambda sample: AgentCall(base_url=base_url, api_key="key", sample=sample))
-
-    with closing(LocalProvider()) as provider, patch.object(harbor_program, "open_provider", lambda *_: provider):
-        result = asyncio.run(run())
+    with (
+        chat_server(lambda *_: Answer(body={})) as server,
+        closing(LocalProvider()) as provider,
+        patch.object(harbor_program, "open_provider", lambda *_: provider),
+    ):
+        program = HarborProgram(settings, settings.harbor)
+        session = {"base_url": f"{server.url}/sessions/s", "api_key": "key"}
+        result = asyncio.run(work(program, lambda sample: AgentCall(**session, sample=sample)))
     assert list(processes_with(KILLED["sandbox"])) == []
     return result
 
@@ -121,19 +111,13 @@ def test_a_command_in_a_sandbox_gets_integers_of_any_size(tmp_path: Path) -> Non
 def test_a_function_gets_the_sandbox_as_its_fourth_argument() -> None:
     agent = {"command": None, "import_path": f"{__name__}:solves"}
     assert played(sample_of(3), **agent)[0] == {"reward": 1.0}
+    settings = AgentSettings.model_validate({**agent, "harbor": {"tasks": str(TASKS)}})
+    assert AgentRunsOfTask(settings).max_concurrent_steps == 16, "sandboxes at once"
 
 
 async def solves(_base_url: str, _api_key: str, sample: SampleInput, sandbox: RunningSandbox) -> None:
     done = await sandbox.exec(["bash", "-c", str((sample.extra_env_info or {})["script"])])
     assert done.exit_code == 0, done
-
-
-@pytest.mark.parametrize(("given", "most"), [({}, 16), ({"max_concurrent_runs": 3}, 3)])
-def test_a_replica_has_as_many_sandboxes_at_once_as_runs(given: dict[str, Any], most: int) -> None:
-    settings = AgentSettings.model_validate(
-        {"harbor": {"tasks": str(TASKS)}, "import_path": f"{__name__}:solves", **given}
-    )
-    assert AgentRunsOfTask(settings).max_concurrent_steps == most
 
 
 def test_an_agent_that_fails_or_is_too_slow_is_judged_by_what_it_has_left(tmp_path: Path) -> None:
@@ -149,6 +133,7 @@ def test_an_agent_that_fails_or_is_too_slow_is_judged_by_what_it_has_left(tmp_pa
 @pytest.mark.parametrize(
     ("test", "toml", "message"),
     [
+        ("true", "", "wrote neither"),
         ("exit 2", "", "ended with exit code 2 and wrote neither"),
         ("echo nothing at all", "", "It printed last: nothing at all"),
         (": > /logs/verifier/reward.txt", "", r"verifier gave no reward: .*reward\.txt must hold a finite number"),
@@ -160,15 +145,11 @@ def test_an_agent_that_fails_or_is_too_slow_is_judged_by_what_it_has_left(tmp_pa
 def test_a_verifier_without_a_reward_is_a_failure_and_no_zero(
     tmp_path: Path, test: str, toml: str, message: str
 ) -> None:
+    """Also where the agent has written one."""
+    forged = "echo 1 > /logs/verifier/reward.txt"
     with pytest.raises(VerifierFailed, match=message) as failed:
-        played(sample(), harbor={"tasks": task_with(tmp_path, test, toml)})
+        played(sample(forged), harbor={"tasks": task_with(tmp_path, test, toml)})
     assert failed.value.retryable is False
-
-
-def test_a_reward_that_the_agent_has_written_does_not_count(tmp_path: Path) -> None:
-    tasks = task_with(tmp_path, "true")
-    with pytest.raises(VerifierFailed, match="wrote neither"):
-        played(sample("echo 1 > /logs/verifier/reward.txt"), harbor={"tasks": tasks})
 
 
 @pytest.mark.parametrize("start", ["nohup sh -c {} &", "setsid sh -c {} &", "(setsid sh -c {} &)"])

@@ -14,6 +14,7 @@ from deployments.agents.harbor_program import HarborProgram
 from deployments.agents.programs import AgentCall, RunNotes
 from deployments.agents.settings import AgentSettings
 from tests.deployments.agents.harbor_rollouts import TASKS, solution
+from tests.deployments.models.chat_server import Answer, chat_server, said
 
 FOLDER = os.environ.get("ROLLOUT_MINI_SWE_AGENT", "")
 RUNS = (
@@ -31,39 +32,20 @@ COMMANDS = ("cat /app/statistics_of.py", solution("fix-median"), "echo COMPLETE_
 
 @pytest.mark.skipif(not FOLDER, reason="ROLLOUT_MINI_SWE_AGENT names no folder")
 def test_mini_swe_agent_plays_a_task_unmodified() -> None:
-    asked = list[Any]()
+    def answer(number: int, _body: dict[str, Any]) -> Answer:
+        call = {"name": "bash", "arguments": json.dumps({"command": COMMANDS[number]})}
+        return said("Next.", tool_calls=[{"id": f"call-{number}", "type": "function", "function": call}])
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        assert head.startswith("post /v1/sessions/s/v1/chat/completions ")
-        length = int(head.partition("content-length:")[2].split()[0])
-        asked.append(json.loads(await reader.readexactly(length)))
-        call = {"name": "bash", "arguments": json.dumps({"command": COMMANDS[len(asked) - 1]})}
-        tool_calls = [{"id": f"call-{len(asked)}", "type": "function", "function": call}]
-        message = {"role": "assistant", "content": "Next.", "tool_calls": tool_calls}
-        choices = [{"index": 0, "message": message, "finish_reason": "tool_calls"}]
-        body = {"id": "a", "object": "chat.completion", "created": 1, "model": "any", "choices": choices}
-        content = json.dumps(body).encode()
-        fields = f"content-type: application/json\r\ncontent-length: {len(content)}\r\nconnection: close"
-        writer.write(f"HTTP/1.1 200 OK\r\n{fields}\r\n\r\n".encode() + content)
-        await writer.drain()
-        writer.close()
-
-    async def run() -> dict[str, float]:
-        command: Any = {
-            "argv": ["bash", "-c", RUNS],
-            "sandbox": True,
-            "folders": [FOLDER],
-            "environment_variables": VARIABLES,
-        }
-        settings = AgentSettings.model_validate({"harbor": {"tasks": str(TASKS)}, "command": command})
-        assert settings.harbor is not None
-        program = HarborProgram(settings, settings.harbor)
-        async with await asyncio.start_server(answer, "127.0.0.1", 0) as service:
-            base_url = f"http://127.0.0.1:{service.sockets[0].getsockname()[1]}/v1/sessions/s"
-            sample: Any = {"task_name": "swe", "extra_env_info": {"task": "examples/fix-median"}}
-            return await program.run(AgentCall(base_url=base_url, api_key="key", sample=sample), RunNotes())
-
-    assert asyncio.run(run()) == {"reward": 1.0}
-    assert "Repair it." in json.dumps(asked[0]["messages"])
-    assert "sorted(numbers)[len(numbers) // 2]" in json.dumps(asked[1]["messages"][-1])
+    command: Any = {"argv": ["bash", "-c", RUNS], "sandbox": True, "folders": [FOLDER]}
+    command["environment_variables"] = VARIABLES
+    settings = AgentSettings.model_validate({"harbor": {"tasks": str(TASKS)}, "command": command})
+    assert settings.harbor is not None
+    sample: Any = {"task_name": "swe", "extra_env_info": {"task": "examples/fix-median"}}
+    with chat_server(answer) as server:
+        call = AgentCall(base_url=f"{server.url}/sessions/s", api_key="key", sample=sample)
+        reward = asyncio.run(HarborProgram(settings, settings.harbor).run(call, RunNotes()))
+    assert reward == {"reward": 1.0}
+    assert {request["path"] for request in server.requests} == {"/v1/sessions/s/v1/chat/completions"}
+    asked = [request["messages"] for request in server.requests]
+    assert "Repair it." in json.dumps(asked[0])
+    assert "sorted(numbers)[len(numbers) // 2]" in json.dumps(asked[1][-1])

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from deployments.chat.chat_template import RENDERING_ERRORS
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.failures import EnvironmentRejected, PromptRejected
+from deployments.failures import PromptRejected
 from deployments.protocols.chat import CONTEXT_TOKENS, ChatOptions, UnsupportedTokenizer
 from rollout_client.contract.messages import PromptMessage
 from rollout_env import ChatMessage
@@ -87,17 +87,6 @@ def test_a_letter_that_the_tokenizer_composes_is_shown_whole_or_not_at_all(lette
         assert unicodedata.normalize("NFC", cut.content) == shown
 
 
-def test_a_template_that_refuses_the_role_of_an_observation_rejects_it() -> None:
-    refusing = load_tokenizer()
-    refusing.chat_template = (
-        "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
-        + hf_tokenizer.chat_template
-    )
-    says = "The model's chat template refuses a message of role 'tool' after an answer: no tools"
-    with pytest.raises(EnvironmentRejected, match=says):
-        observed(TransformersChatTokenizer(refusing), {"role": "tool", "content": "O"}, [END], CHAT, ROOM)
-
-
 def test_a_tokenizer_that_cannot_carry_a_conversation_is_refused_at_start() -> None:
     forgetful = load_tokenizer()
     forgetful.chat_template = "{{ messages[0]['content'] }}"
@@ -163,21 +152,10 @@ def test_pieces_together_are_the_decoded_text_wherever_they_begin(before: str, r
     assert tokens.decode(ids[:first]) + "".join(piece or "" for piece in rest) == response
 
 
-def with_markers(special: bool) -> Any:
+def test_call_markers_that_are_special_tokens_are_shown_on_request() -> None:
+    """Of other special tokens, the end of a turn alone is left out."""
     marked = load_tokenizer()
-    marked.add_tokens(["<call>", "</call>"], special_tokens=special)
-    return marked
-
-
-@pytest.mark.parametrize(("skips", "text_of_response"), [(True, "So: 1"), (False, "So: <call>1</call>")])
-def test_call_markers_that_are_special_tokens_are_shown_on_request(skips: bool, text_of_response: str) -> None:
-    marked = with_markers(special=True)
-    response = [*marked.encode("So: <call>1</call>", add_special_tokens=False), END]
-    assert TransformersChatTokenizer(marked, skip_special_tokens=skips).decode(response) == text_of_response
-
-
-def test_only_the_end_of_a_turn_is_left_out_of_shown_special_tokens() -> None:
-    marked = with_markers(special=True)
+    marked.add_tokens(["<call>", "</call>"], special_tokens=True)
     ids = marked.encode("<call>1</call>", add_special_tokens=False)
     [other_end] = marked.encode("</call>", add_special_tokens=False)
     shown = TransformersChatTokenizer(marked, skip_special_tokens=False)
@@ -185,6 +163,7 @@ def test_only_the_end_of_a_turn_is_left_out_of_shown_special_tokens() -> None:
     assert shown.decode([*ids, END, END]) == "<call>1</call><|end|>"
     assert shown.decode(ids) == "<call>1</call>"
     assert TransformersChatTokenizer(marked, False, [other_end]).decode(ids) == "<call>1"
+    assert TransformersChatTokenizer(marked).decode([*ids, END]) == "1"
 
 
 def test_the_ends_of_a_turn_come_from_tokenizer_template_and_config() -> None:
@@ -193,37 +172,22 @@ def test_the_ends_of_a_turn_come_from_tokenizer_template_and_config() -> None:
     assert tokens.ends_of_turn == {END}
 
 
-def test_reasoning_and_calls_of_a_prompts_messages_reach_the_template() -> None:
-    reading = load_tokenizer()
-    reading.chat_template = hf_tokenizer.chat_template.replace(
-        "message['content']", "(message['content'] or '') + (message.reasoning_content or '')"
-    )
-    assert reading.chat_template != hf_tokenizer.chat_template
-    call: dict[str, Any] = {"function": {"name": "add", "arguments": {}}}
-    messages = [
-        PromptMessage(role="user", content="Q"),
-        PromptMessage(role="assistant", tool_calls=[call], reasoning_content="Hm."),
-    ]
-    log = TransformersChatTokenizer(reading).prompt(messages, CHAT, ROOM)
-    assert "Hm." in text(log[1].token_ids)
-    assert (log[1].content, log[1].tool_calls, log[1].reasoning_content) == ("", [call], "Hm.")
-
-
-def test_content_may_be_parts_or_null_as_far_as_the_template_takes_it() -> None:
+def test_all_fields_of_a_prompts_messages_reach_the_template() -> None:
     reading = load_tokenizer()
     reading.chat_template = (
-        "{% for m in messages %}<|{{ m.role }}|>"
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.reasoning_content or '' }}"
         "{% if m.content is string %}{{ m.content }}{% elif m.content %}"
         "{% for part in m.content %}({{ part.text }}){% endfor %}{% endif %}"
         "{% for call in m.tool_calls or [] %}[{{ call.name }}]{% endfor %}<|end|>{% endfor %}"
     )
     given: list[dict[str, Any]] = [
         {"role": "user", "content": [{"type": "text", "text": t} for t in "ab"]},
-        {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}], "reasoning_content": "Hm."},
         {"role": "tool", "content": "3", "tool_call_id": "x", "name": "add"},
     ]
     prompt = TransformersChatTokenizer(reading).prompt([*map(PromptMessage.model_validate, given)], CHAT, ROOM)
     written = [text(message.token_ids) for message in prompt]
-    assert written == ["<|user|>(a)(b)<|end|>", "<|assistant|>[add]<|end|>", "<|tool|>3<|end|>"]
+    assert written == ["<|user|>(a)(b)<|end|>", "<|assistant|>Hm.[add]<|end|>", "<|tool|>3<|end|>"]
     assert [message.content for message in prompt] == ["ab", "", "3"]
+    assert (prompt[1].tool_calls, prompt[1].reasoning_content) == ([{"name": "add"}], "Hm.")
     assert (prompt[2].name, prompt[2].tool_call_id) == ("add", "x")

@@ -174,11 +174,3 @@ def seen(family: Vendor, role: str, content: str) -> list[int]:
     calls = [call(0, "add", family.family.arguments)] if role == "tool" else []
     [only] = family.tokens.observations([message], [], CHAT, ROOM, calls)
     return list(only.token_ids)
-
-
-@pytest.mark.parametrize("name", sorted(HF))
-def test_a_deployment_may_let_texts_spell_control_tokens(name: str) -> None:
-    [end] = TOKENS[name].ends_of_turn
-    lenient = TransformersChatTokenizer(HF[name], split_special_tokens="none")
-    content = HF[name].convert_ids_to_tokens(end)
-    assert list(observed(lenient, {"role": "user", "content": content}, [], RAW, ROOM).token_ids) == [end]

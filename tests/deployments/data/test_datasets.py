@@ -64,12 +64,15 @@ def test_a_data_set_has_its_own_splits(tmp_path: Path) -> None:
     assert [sample["id"] for sample in samples({"hub": {"name": str(tmp_path)}}, "test", 1)] == ["test/0"]
 
 
-def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"files": "{}/bad.parquet"}, r"files: \S*bad\.parquet cannot be read as Parquet: "),
+        ({"hub": {"name": "/no/where"}}, r"^hub: /no/where cannot be loaded: "),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(tmp_path: Path, settings: dict[str, Any], says: str) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"no")
-    with pytest.raises(DataNotLoadable, match=r"files: \S*bad\.parquet cannot be read as Parquet: "):
-        load_task_data("t", DataSettings(files=str(tmp_path / "bad.parquet")))
-
-
-def test_a_data_set_that_is_not_there_is_named() -> None:
-    with pytest.raises(DataNotLoadable, match=r"^hub: /no/where cannot be loaded: "):
-        load_task_data("t", DataSettings.model_validate({"hub": {"name": "/no/where"}}))
+    given = {name: value.format(tmp_path) if name == "files" else value for name, value in settings.items()}
+    with pytest.raises(DataNotLoadable, match=says):
+        load_task_data("t", DataSettings.model_validate(given))

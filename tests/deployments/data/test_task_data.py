@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,8 +52,8 @@ def samples(
     return [json.loads(sample) for sample in data.samples(split, start, count, shuffle_seed)]
 
 
-def ids(data: TaskData, start: int, count: int, split: str | None = None, shuffle_seed: int | None = None) -> list[int]:
-    return [int(sample["id"].rpartition("/")[2]) for sample in samples(data, start, count, split, shuffle_seed)]
+def ids(*asked: Any, **shuffle: Any) -> list[int]:
+    return [int(sample["id"].rpartition("/")[2]) for sample in samples(*asked, **shuffle)]
 
 
 def test_equal_data_have_equal_revisions_wherever_they_are(data_of: Callable[..., TaskData], tmp_path: Path) -> None:
@@ -89,14 +90,9 @@ def test_what_can_give_a_place_another_sample_changes_the_revision(
 
 
 def test_a_row_becomes_a_sample_of_the_task_that_is_named_after_its_row(data_of: Callable[..., TaskData]) -> None:
-    assert samples(data_of(sums(3)), 1, 1) == [
-        {
-            "id": "train/1",
-            "task_name": "sums",
-            "messages": [{"role": "user", "content": "1 + 1?"}],
-            "extra_env_info": {"ground_truth": 2},
-        }
-    ]
+    [made] = samples(data_of(sums(3)), 1, 1)
+    asked = {"messages": [{"role": "user", "content": "1 + 1?"}], "extra_env_info": {"ground_truth": 2}}
+    assert made == {"id": "train/1", "task_name": "sums", **asked}
 
 
 def test_columns_become_the_fields_that_the_config_names(data_of: Callable[..., TaskData]) -> None:
@@ -177,67 +173,48 @@ def test_an_unknown_split_is_refused_with_the_known_ones(data_of: Callable[..., 
         assert (refused.value.field, refused.value.value) == ("split", "eval")
 
 
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ({"extra_env_info": {"ground_truth": 3}}, "it has no messages: name their column under columns.messages"),
-        ({"prompt": "2?"}, "extra_env_info.ground_truth: Field required"),
-        (
-            {"prompt": "2?", "extra_env_info": {"ground_truth": "x"}},
-            "unable to parse string as an integer (given: 'x')",
-        ),
-        ({"prompt": 2}, "messages: Input should be a valid list (given: 2)"),
-        ("[1]", "rows.jsonl line 2 is not a JSON object."),
-        ("{", "rows.jsonl line 2 is not JSON"),
-    ],
-)
-def test_a_row_that_is_no_sample_of_the_task_is_found_at_the_start(
-    data_of: Callable[..., TaskData], row: Any, says: str
-) -> None:
-    with pytest.raises(DataNotLoadable) as refused:
-        data_of([*sums(1), row])
-    assert "rows.jsonl line 2" in str(refused.value)
-    assert says in str(refused.value)
+NO_INTEGER = "unable to parse string as an integer (given: 'x')"
+NO_COLUMN = "columns.messages: there is no column 'question'; the rows have prompt, extra_env_info."
+
+
+def in_line_2(row: Any, says: str) -> tuple[list[Any], dict[str, Any], str]:
+    return [*sums(1), row], {}, says
+
+
+def of_column(says: str, **column: Any) -> tuple[list[Any], dict[str, Any], str]:
+    return sums(3), {"columns": {"messages": {"column": "prompt", **column}}}, f"rows.jsonl line 1: {says}"
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("rows", "settings", "says"),
     [
-        ({"files": "/no/where.jsonl"}, "files: there is no /no/where.jsonl on this machine."),
-        ({"files": __file__}, f"files: those of a split must all end in .jsonl, or all in .parquet: {__file__}."),
-        (
-            {"columns": {"messages": "question"}},
-            "columns.messages: there is no column 'question'; the rows have prompt, extra_env_info.",
-        ),
-        (
-            {"columns": {"messages": {"column": "prompt", "pattern": "#"}}},
-            "line 1: the pattern '#' is not found in column 'prompt'.",
-        ),
-        (
-            {"columns": {"messages": {"column": "prompt", "pattern": r"\?(!)?", "parse_json": True}}},
-            "line 1: column 'prompt' is not JSON: ",
-        ),
-        ({"held_out": {"test": 3}}, "held_out: 3 of the 3 rows of split train leave none to train on."),
-        ({"held_out": {"train": 1}}, "held_out.train: the data have a split of this name; choose another one."),
+        in_line_2({"extra_env_info": {"ground_truth": 3}}, "line 2: it has no messages: name their column under col"),
+        in_line_2({"prompt": "2?"}, "rows.jsonl line 2: extra_env_info.ground_truth: Field required"),
+        in_line_2({"prompt": "2?", "extra_env_info": {"ground_truth": "x"}}, NO_INTEGER),
+        in_line_2({"prompt": 2}, "rows.jsonl line 2: messages: Input should be a valid list (given: 2)"),
+        in_line_2("[1]", "rows.jsonl line 2 is not a JSON object."),
+        in_line_2("{", "rows.jsonl line 2 is not JSON"),
+        (["", ""], {}, "files: split train has no rows."),
+        ([], {"files": "/no/where.jsonl"}, "files: there is no /no/where.jsonl on this machine."),
+        ([], {"files": __file__}, f"must all end in .jsonl, or all in .parquet: {__file__}."),
+        (sums(3), {"columns": {"messages": "question"}}, NO_COLUMN),
+        of_column("the pattern '#' is not found in column 'prompt'.", pattern="#"),
+        of_column("column 'prompt' is not JSON: ", pattern=r"\?(!)?", parse_json=True),
+        (sums(3), {"held_out": {"test": 3}}, "held_out: 3 of the 3 rows of split train leave none to train on."),
+        (sums(3), {"held_out": {"train": 1}}, "held_out.train: the data have a split of this name; choose another"),
     ],
 )
-def test_settings_that_do_not_fit_the_data_are_refused_with_a_sentence(
-    data_of: Callable[..., TaskData], settings: dict[str, Any], says: str
+def test_rows_and_settings_that_do_not_fit_are_refused_with_a_sentence(
+    data_of: Callable[..., TaskData], rows: list[Any], settings: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(DataNotLoadable) as refused:
-        data_of(sums(3), **settings)
-    assert says in str(refused.value)
+    with pytest.raises(DataNotLoadable, match=re.escape(says)):
+        data_of(rows, **settings)
 
 
 def test_a_field_is_not_both_a_column_and_made_of_columns() -> None:
     columns = {"extra_env_info.ground_truth": "answer", "extra_env_info": "info"}
     with pytest.raises(ValidationError, match=r"columns\.extra_env_info is the whole of it"):
         DataSettings.model_validate({"files": "rows.jsonl", "columns": columns})
-
-
-def test_a_file_without_rows_is_refused(data_of: Callable[..., TaskData]) -> None:
-    with pytest.raises(DataNotLoadable, match=r"^files: split train has no rows\.$"):
-        data_of(["", ""])
 
 
 @given(

@@ -16,15 +16,14 @@ from deployments.failures import (
     EnvironmentRejected,
     EnvironmentShuttingDown,
     RolloutFailure,
-    TurnTimedOut,
 )
 from deployments.protocols.environments import RefusedField, StepRequest
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 from rollout_env.loading import EnvironmentNotLoadable
-from rollout_env.steps import abandoned_threads
+from rollout_env.steps import abandoned_threads, call
 from tests import virtual_time
-from tests.growing_limits import in_the_middle
 from tests.service.scripted import outcome
+from tests.virtual_time import runs
 
 LOG: list[ChatMessage] = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
 GOOD = outcome("A", 1.0, terminated=True)
@@ -59,34 +58,25 @@ class ObedientEnvironment(TaskEnvironment):
         "foreign": ForeignFailure("The judge is gone."),
     }
 
-    def __init__(self, reward: float = 1.0, close_error: str | None = None) -> None:
-        self._reward = reward
-        self._close_error = close_error
-
     async def step(self, message_log: list[ChatMessage], extra_env_info: Mode) -> StepOutcome:
         if error := self.raised.get(extra_env_info.mode):
             raise error
         if extra_env_info.mode == "wait":
             await asyncio.Event().wait()
         if extra_env_info.mode == "silent":
-            return StepOutcome(None, self._reward, terminated=True)
+            return StepOutcome(None, 1.0, terminated=True)
         if extra_env_info.mode == "nan":
             return outcome(reward=float("nan"))
-        return outcome(message_log[-1]["content"], self._reward, terminated=True)
+        return outcome(message_log[-1]["content"], 1.0, terminated=True)
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         if count > 10:
             raise ValueError("There are only 10 examples.")
         return [{"messages": LOG, "extra_env_info": {"mode": f"{seed}"}}] * count
 
-    def close(self) -> None:
-        if self._close_error is not None:
-            raise OSError(self._close_error)
 
-
-def obedient_host(**arguments: Any) -> EnvironmentHost:
-    path = "tests.deployments.environments.test_host:ObedientEnvironment"
-    return EnvironmentHost("obedient", path, arguments, step_timeout_s=None)
+def obedient_host(name: str = "ObedientEnvironment") -> EnvironmentHost:
+    return EnvironmentHost("obedient", f"{__name__}:{name}", {}, step_timeout_s=None)
 
 
 def results_of(*modes: dict[str, Any]) -> list[StepOutcome | RolloutFailure]:
@@ -119,24 +109,16 @@ def results_of(*modes: dict[str, Any]) -> list[StepOutcome | RolloutFailure]:
         ({}, EnvironmentRejected, "The environment cannot take this sample: extra_env_info.mode: Field required."),
     ],
 )
-def test_a_step_that_fails_has_its_failure_and_leaves_its_siblings_alone(
-    extra_env_info: dict[str, Any], kind: type[RolloutFailure], message: str
+def test_a_step_that_fails_is_logged_and_leaves_its_siblings_alone(
+    extra_env_info: dict[str, Any], kind: type[RolloutFailure], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     before, failed, after = results_of({"mode": "good"}, extra_env_info, {"mode": "silent"})
     assert (before, after) == (GOOD, StepOutcome(None, 1.0, terminated=True))
     assert type(failed) is kind
     assert str(failed) == message
-
-
-@pytest.mark.parametrize("mode", ["raise", "cancel", "nan", "reject"])
-def test_a_step_that_fails_is_logged_with_its_rollout_and_traceback(
-    mode: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    _, failed = results_of({"mode": "good"}, {"mode": mode})
     [record] = caplog.records
-    assert record.levelname == "WARNING"
-    assert record.getMessage() == f"A step of task obedient failed: {failed}"
-    assert bool(record.exc_info and record.exc_info[2]) is (mode != "reject")
+    assert (record.levelname, record.getMessage()) == ("WARNING", f"A step of task obedient failed: {message}")
+    assert bool(record.exc_info and record.exc_info[2]) is (kind is not EnvironmentRejected)
     context = {name: getattr(record, name) for name in ("request_id", "rollout_id", "task_name", "sample")}
     assert context == {"request_id": "request", "rollout_id": "request-1-0", "task_name": "obedient", "sample": 1}
 
@@ -187,50 +169,22 @@ def test_a_host_describes_its_task_and_names_the_fields_that_it_refuses(caplog: 
     assert (record.getMessage(), bool(record.exc_info)) == ("The fields of a sample could not be checked.", True)
 
 
-def test_a_host_closes_its_environment_and_logs_a_close_that_raises(caplog: pytest.LogCaptureFixture) -> None:
-    host = obedient_host(close_error="The file is closed.")
-    del host
-    gc.collect()
-    [record] = caplog.records
-    assert record.getMessage() == "The environment of task obedient was not closed."
-    assert record.exc_info is not None
-    assert str(record.exc_info[1]) == "The file is closed."
-
-
-class Hanging(ObedientEnvironment):
-    goes_on: ClassVar[threading.Event] = threading.Event()
-    begun: ClassVar[list[str]] = []
-
-    def step(self, message_log: list[ChatMessage], extra_env_info: Mode) -> StepOutcome:  # type: ignore[override]
-        self.begun.append(extra_env_info.mode)
-        self.goes_on.wait(120)
-        return outcome("late")
-
-
-def test_a_replica_in_which_too_many_plain_steps_hang_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+@runs
+async def test_a_replica_in_which_too_many_plain_steps_hang_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_module, "_MOST_ABANDONED_THREADS", 3)
-
-    async def healths(step_timeout_s: float) -> list[str | None]:
-        """What the host says of itself before the steps, after two, after all three, and when they have ended."""
-        host = EnvironmentHost("obedient", f"{__name__}:Hanging", {}, step_timeout_s=step_timeout_s)
-        requests = [StepRequest(LOG, {"mode": "a"}, step_id=f"{number}") for number in range(3)]
-        said = [await health(host)]
-        for posted in (requests[:2], requests[2:]):
-            async for item in host.step(posted):
-                assert {type(result) for _, result in item} <= {TurnTimedOut}
-            said.append(await health(host))
-        Hanging.goes_on.set()
-        while abandoned_threads():
-            await asyncio.sleep(0.01)
-        return [*said, await health(host)]
-
-    def attempt(step_timeout_s: float) -> list[str | None]:
-        Hanging.goes_on.clear()
-        Hanging.begun.clear()
-        return asyncio.run(healths(step_timeout_s))
-
-    said = in_the_middle(attempt, has_begun=lambda _: len(Hanging.begun) == 3)
-    assert said == [None, None, "3 steps of task obedient hang in their threads.", None]
+    host, goes_on = obedient_host(), threading.Event()
+    said = [await health(host)]
+    for count in (2, 1):
+        steps = [asyncio.create_task(call(goes_on.wait)) for _ in range(count)]
+        await asyncio.sleep(0)
+        for step in steps:
+            step.cancel()
+        await asyncio.wait(steps)
+        said.append(await health(host))
+    goes_on.set()
+    while abandoned_threads():
+        await asyncio.sleep(0.01)
+    assert [*said, await health(host)] == [None, None, "3 steps of task obedient hang in their threads.", None]
 
 
 async def health(host: EnvironmentHost) -> str | None:
@@ -242,23 +196,34 @@ async def health(host: EnvironmentHost) -> str | None:
     return None
 
 
-class ClosingAsync(ObedientEnvironment):
+class Closing(ObedientEnvironment):
     closed: ClassVar[list[str]] = []
 
-    async def close(self) -> None:  # type: ignore[override]
-        await asyncio.sleep(0)
+    def close(self) -> None:
         self.closed.append("closed")
         raise OSError("The file is closed.")
 
 
-def test_a_host_awaits_an_async_close_once(caplog: pytest.LogCaptureFixture) -> None:
-    host = EnvironmentHost("obedient", f"{__name__}:ClosingAsync", {}, step_timeout_s=None)
+class ClosingAsync(Closing):
+    async def close(self) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        super().close()
+
+
+@pytest.mark.parametrize("name", ["Closing", "ClosingAsync"])
+def test_a_host_closes_its_environment_once_and_logs_a_close_that_raises(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    Closing.closed.clear()
+    host = obedient_host(name)
     closing = host.__del__()
-    assert closing is not None
-    virtual_time.run(closing)  # type: ignore[arg-type]
+    if name == "ClosingAsync":
+        virtual_time.run(closing)  # type: ignore[arg-type]
     assert host.__del__() is None
-    assert ClosingAsync.closed == ["closed"]
-    assert caplog.messages == ["The environment of task obedient was not closed."]
+    assert Closing.closed == ["closed"]
+    [record] = caplog.records
+    assert record.getMessage() == "The environment of task obedient was not closed."
+    assert str((record.exc_info or ("", ""))[1]) == "The file is closed."
 
 
 def test_a_host_of_what_is_no_environment_does_not_start(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,7 @@
 """The sessions of one replica in virtual time: whose they are, when they are closed, and how many there are."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,18 +28,6 @@ from tests.deployments.environments.counting_sessions import (
 )
 
 
-def with_runner(
-    environment: CountingSessions, story: Callable[[StepRunner], Awaitable[Any]], timeout_s: float | None = None
-) -> StepRunner:
-    runner = StepRunner(environment, "counting", timeout_s)
-
-    async def run() -> None:
-        await story(runner)
-
-    virtual_time.run(run())
-    return runner
-
-
 async def until(is_so: Callable[[], bool]) -> None:
     """For what threads do, in true time."""
     while not is_so():
@@ -59,72 +47,59 @@ async def failed(runner: StepRunner, request: StepRequest) -> RolloutFailure:
     return result
 
 
-def test_all_steps_of_a_rollout_run_in_the_session_of_its_first_step() -> None:
-    async def story(runner: StepRunner) -> None:
-        for turn in range(3):
-            texts = await asyncio.gather(*(said(runner, step_of(name, turn)) for name in "ab"))
-            assert texts == [f"1:{turn + 1}", f"2:{turn + 1}"]
-
-    with_runner(CountingSessions(), story)
-
-
-def test_a_session_without_a_step_for_too_long_is_closed() -> None:
+@virtual_time.test
+async def test_a_session_without_a_step_for_too_long_is_closed() -> None:
     environment = CountingSessions(session_idle_s=10.0)
-
-    async def story(runner: StepRunner) -> None:
-        await said(runner, step_of("a"))
-        await asyncio.sleep(6)
-        await said(runner, step_of("b"))
-        await said(runner, step_of("a", 1))
-        await asyncio.sleep(9.9)
-        assert environment.closed == []
-        await said(runner, step_of("a", 2, step_s=60))
-        assert environment.closed == [2]
-        await asyncio.sleep(10.1)
-        assert environment.closed == [2, 1]
-        assert type(await failed(runner, step_of("a", 3))) is RestartableSessionLost
-
-    with_runner(environment, story)
+    runner = StepRunner(environment, "counting", None)
+    await said(runner, step_of("a"))
+    await asyncio.sleep(6)
+    await said(runner, step_of("b"))
+    await said(runner, step_of("a", 1))
+    await asyncio.sleep(9.9)
+    assert environment.closed == []
+    await said(runner, step_of("a", 2, step_s=60))
+    assert environment.closed == [2]
+    await asyncio.sleep(10.1)
+    assert environment.closed == [2, 1]
+    assert type(await failed(runner, step_of("a", 3))) is RestartableSessionLost
 
 
 @pytest.mark.parametrize(
-    ("lost_session", "kind", "message"),
+    ("lost_session", "first_turn", "kind", "message"),
     [
-        ("restart", RestartableSessionLost, "is gone: it must be played anew from its prompt."),
-        ("fail", SessionLost, "is gone, and with it the state of the rollout."),
+        ("restart", 0, RestartableSessionLost, "is gone: it must be played anew from its prompt."),
+        ("restart", 2, RestartableSessionLost, "is gone: it must be played anew from its prompt."),
+        ("fail", 0, SessionLost, "is gone, and with it the state of the rollout."),
     ],
 )
-def test_a_later_step_without_a_session_opens_none(lost_session: Any, kind: type[RolloutFailure], message: str) -> None:
+@virtual_time.test
+async def test_a_later_step_without_a_session_opens_none(
+    lost_session: Any, first_turn: int, kind: type[RolloutFailure], message: str
+) -> None:
     environment = CountingSessions(lost_session)
-
-    async def story(runner: StepRunner) -> None:
-        failure = await failed(runner, step_of("a", 2))
-        said = f"The session of the rollout {message}"
-        assert (type(failure), str(failure), failure.retryable) == (kind, said, True)
-
-    with_runner(environment, story)
+    runner = StepRunner(environment, "counting", None)
+    failure = await failed(runner, step_of("a", 2, first_turn=first_turn))
+    said = f"The session of the rollout {message}"
+    assert (type(failure), str(failure), failure.retryable) == (kind, said, True)
     assert environment.opened == 0
 
 
-def test_a_session_that_can_be_opened_again_is_given_the_turns_so_far() -> None:
-    async def story(runner: StepRunner) -> None:
-        assert await said(runner, step_of("a", 2)) == "1:3"
+@virtual_time.test
+async def test_a_session_that_can_be_opened_again_is_given_the_turns_so_far() -> None:
+    runner = StepRunner(CountingSessions("reopen"), "counting", None)
+    assert await said(runner, step_of("a", 2)) == "1:3"
 
-    with_runner(CountingSessions("reopen"), story)
 
-
-def test_a_step_that_fails_closes_its_session_and_leaves_others_open() -> None:
+@virtual_time.test
+async def test_a_step_that_fails_closes_its_session_and_leaves_others_open() -> None:
     environment = CountingSessions()
-
-    async def story(runner: StepRunner) -> None:
-        for name in "ab":
-            await said(runner, step_of(name))
-        failure = await failed(runner, step_of("a", 1, fails=True))
-        assert (type(failure), str(failure)) == (EnvironmentLost, "The socket was closed.")
-        assert type(await failed(runner, step_of("a", 1))) is RestartableSessionLost
-        assert await said(runner, step_of("b", 1)) == "2:2"
-
-    with_runner(environment, story)
+    runner = StepRunner(environment, "counting", None)
+    for name in "ab":
+        await said(runner, step_of(name))
+    failure = await failed(runner, step_of("a", 1, fails=True))
+    assert (type(failure), str(failure)) == (EnvironmentLost, "The socket was closed.")
+    assert type(await failed(runner, step_of("a", 1))) is RestartableSessionLost
+    assert await said(runner, step_of("b", 1)) == "2:2"
     assert environment.closed == [1]
 
 
@@ -146,112 +121,83 @@ def test_a_session_whose_step_is_aborted_at_its_opening_does_not_stay_open(make:
     asyncio.run(asyncio.wait_for(story(runner), OPENS_WITHIN_S))
 
 
-def test_no_more_sessions_are_open_or_being_closed_than_a_replica_may_hold() -> None:
+@virtual_time.test
+async def test_no_more_sessions_are_open_or_being_closed_than_a_replica_may_hold() -> None:
     environment = CountingSessions(max_sessions=2)
-    most_open = 0
+    runner = StepRunner(environment, "counting", None)
+    open_sessions = list[int]()
 
-    async def rollout(runner: StepRunner, name: str) -> None:
-        nonlocal most_open
+    async def rollout(name: str) -> None:
         for turn in range(3):
             await said(runner, step_of(name, turn, step_s=1, close_s=2, ends=turn == 2))
-            most_open = max(most_open, environment.open_sessions)
+            open_sessions.append(environment.open_sessions)
 
-    async def story(runner: StepRunner) -> None:
-        await asyncio.gather(*(rollout(runner, name) for name in "abcdef"))
-        assert virtual_time.now() == 3 * 3 + 2 * 2
-
-    with_runner(environment, story)
-    assert (environment.opened, most_open) == (6, 2)
+    await asyncio.gather(*map(rollout, "abcdef"))
+    assert virtual_time.now() == 3 * 3 + 2 * 2
+    assert (environment.opened, max(open_sessions)) == (6, 2)
 
 
-def test_rollouts_that_wait_for_a_session_hold_up_none_that_have_one() -> None:
-    async def story(runner: StepRunner) -> None:
-        await said(runner, step_of("a"))
-        waiting = [runner.start(step_of(name), set()) for name in "bcd"]
-        await virtual_time.settled()
-        assert await said(runner, step_of("a", 1, ends=True)) == "1:2"
-        await waiting[0]
-
-    with_runner(CountingSessions(max_sessions=1, max_concurrent_steps=1), story)
-
-
-def test_a_lockstep_request_that_would_wait_for_itself_is_refused() -> None:
-    async def story(runner: StepRunner) -> None:
-        await said(runner, step_of("a", lockstep_id="request"))
-        failure = await failed(runner, step_of("b", lockstep_id="request"))
-        assert type(failure) is Overloaded
-        assert str(failure) == (
-            "A replica of task counting holds at most 1 sessions at once, and all rollouts of a request in lockstep "
-            "need theirs at the same time. Send fewer rollouts, or choose the schedule async."
-        )
-        assert await said(runner, step_of("a", 1, lockstep_id="request")) == "1:2"
-
-    with_runner(CountingSessions(max_sessions=1), story)
+@virtual_time.test
+async def test_rollouts_that_wait_for_a_session_hold_up_none_that_have_one() -> None:
+    runner = StepRunner(CountingSessions(max_sessions=1, max_concurrent_steps=1), "counting", None)
+    await said(runner, step_of("a"))
+    waiting = [runner.start(step_of(name), set()) for name in "bcd"]
+    await virtual_time.settled()
+    assert await said(runner, step_of("a", 1, ends=True)) == "1:2"
+    await waiting[0]
 
 
-def test_a_session_that_does_not_close_gives_its_room_up_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(runner: StepRunner) -> None:
-        await said(runner, step_of("a", close_s=900, ends=True))
-        assert await said(runner, step_of("b")) == "2:1"
-        assert virtual_time.now() == 30
+@virtual_time.test
+async def test_a_lockstep_request_that_would_wait_for_itself_is_refused() -> None:
+    runner = StepRunner(CountingSessions(max_sessions=1), "counting", None)
+    await said(runner, step_of("a", lockstep_id="request"))
+    failure = await failed(runner, step_of("b", lockstep_id="request"))
+    assert type(failure) is Overloaded
+    assert str(failure) == (
+        "A replica of task counting holds at most 1 sessions at once, and all rollouts of a request in lockstep "
+        "need theirs at the same time. Send fewer rollouts, or choose the schedule async."
+    )
+    assert await said(runner, step_of("a", 1, lockstep_id="request")) == "1:2"
 
-    with_runner(CountingSessions(max_sessions=1), story)
+
+@virtual_time.test
+async def test_a_session_that_does_not_close_gives_its_room_up_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    runner = StepRunner(CountingSessions(max_sessions=1), "counting", None)
+    await said(runner, step_of("a", close_s=900, ends=True))
+    assert await said(runner, step_of("b")) == "2:1"
+    assert virtual_time.now() == 30
     assert caplog.messages == ["A session of task counting was not closed."]
 
 
 # Forks
 
 
-def test_the_first_step_after_a_fork_runs_in_a_session_at_its_turn() -> None:
+@virtual_time.test
+async def test_a_fork_is_made_once_and_its_session_is_at_the_turn_of_its_step() -> None:
     environment = ForkingSessions()
-
-    async def story(runner: StepRunner) -> None:
-        texts = await asyncio.gather(*(said(runner, step_of(name, 2, first_turn=2)) for name in "abc"))
-        assert texts == ["1:3", "2:3", "3:3"]
-        assert await said(runner, step_of("b", 3, first_turn=2)) == "2:4"
-
-    with_runner(environment, story)
+    runner = StepRunner(environment, "counting", None)
+    texts = await asyncio.gather(*(said(runner, step_of(name, 2, first_turn=2)) for name in "abc"))
+    assert texts == ["1:3", "2:3", "3:3"]
+    assert await said(runner, step_of("b", 3, first_turn=2)) == "2:4"
+    assert type(await failed(runner, step_of("b", 4, first_turn=2, fails=True))) is EnvironmentLost
+    assert type(await failed(runner, step_of("b", 4, first_turn=2))) is RestartableSessionLost
     assert (environment.forked, environment.opened) == (3, 3)
 
 
-def test_a_session_lost_after_the_first_step_of_a_fork_is_not_forked_again() -> None:
+@virtual_time.test
+async def test_the_retry_of_the_first_step_of_a_fork_forks_again() -> None:
     environment = ForkingSessions()
-
-    async def story(runner: StepRunner) -> None:
-        await said(runner, step_of("a", 2, first_turn=2))
-        assert type(await failed(runner, step_of("a", 3, first_turn=2, fails=True))) is EnvironmentLost
-        assert type(await failed(runner, step_of("a", 3, first_turn=2))) is RestartableSessionLost
-
-    with_runner(environment, story)
-    assert environment.forked == 1
-
-
-def test_the_retry_of_the_first_step_of_a_fork_forks_again() -> None:
-    environment = ForkingSessions()
-
-    async def story(runner: StepRunner) -> None:
-        assert await said(runner, step_of("new")) == "1:1"
-        assert environment.forked == 0
-        runner.release(["new"])
-        opening = await failed(runner, step_of("a", 2, first_turn=2, open_fails=True))
-        assert (type(opening), str(opening)) == (EnvironmentLost, "The server does not answer.")
-        assert type(await failed(runner, step_of("a", 2, first_turn=2, fails=True))) is EnvironmentLost
-        assert await said(runner, step_of("a", 2, first_turn=2)) == "3:3"
-        await virtual_time.settled()
-
-    with_runner(environment, story)
+    runner = StepRunner(environment, "counting", None)
+    assert await said(runner, step_of("new")) == "1:1"
+    assert environment.forked == 0
+    runner.release(["new"])
+    opening = await failed(runner, step_of("a", 2, first_turn=2, open_fails=True))
+    assert (type(opening), str(opening)) == (EnvironmentLost, "The server does not answer.")
+    assert type(await failed(runner, step_of("a", 2, first_turn=2, fails=True))) is EnvironmentLost
+    assert await said(runner, step_of("a", 2, first_turn=2)) == "3:3"
+    await virtual_time.settled()
     assert environment.forked == 3
     assert environment.open_sessions == 1
-
-
-def test_an_environment_without_fork_session_forks_none() -> None:
-    environment = CountingSessions()
-
-    async def story(runner: StepRunner) -> None:
-        assert type(await failed(runner, step_of("a", 2, first_turn=2))) is RestartableSessionLost
-
-    with_runner(environment, story)
-    assert environment.opened == 0
 
 
 ENDS = ("released", "terminated", "failed", "timed out", "aborted", "aborted while opened", "not opened", "idle")
@@ -291,7 +237,8 @@ def test_however_forks_end_sessions_are_closed_once_and_no_room_is_lost(
                     await said(runner, step_of(name, turn + 1, **first))
                     runner.release([name])
 
-    async def story(runner: StepRunner) -> None:
+    async def story() -> None:
+        runner = StepRunner(environment, "counting", 5.0)
         await asyncio.gather(*(play(runner, f"r{n}", turn, end) for n, (turn, end) in enumerate(forks)))
         await asyncio.sleep(1000)
         assert runner.load == 0
@@ -300,5 +247,5 @@ def test_however_forks_end_sessions_are_closed_once_and_no_room_is_lost(
         assert runner.load == most
         await runner.close()
 
-    with_runner(environment, story, timeout_s=5.0)
+    virtual_time.run(story())
     assert sorted(environment.closed) == list(range(1, environment.opened + 1))

@@ -128,18 +128,16 @@ def test_samples_are_started_with_the_limits_and_failures_of_steps() -> None:
     environment = StartingEnvironment()
     environment.max_concurrent_steps = 1
 
-    async def run() -> list[StepOutcome | RolloutFailure]:
-        runner = StepRunner(environment, "starts", 0.5 if is_slow else None)
+    async def run(timeout_s: float | None) -> list[StepOutcome | RolloutFailure]:
+        runner = StepRunner(environment, "starts", timeout_s)
         starts = [runner.start(replace(request, is_start=True), set()) for request in requests("a", "bad", "c")]
         return await asyncio.gather(*starts)
 
-    is_slow = False
-    first, bad, last = virtual_time.run(run())
+    first, bad, last = virtual_time.run(run(None))
     assert first == StepOutcome([], 0.0, False, metadata={"word": "a of 0"})
     assert last == StepOutcome([], 0.0, False, metadata={"word": "c of 0"})
     assert isinstance(bad, EnvironmentRejected)
-    is_slow = True
-    assert {type(result) for result in virtual_time.run(run())} == {TurnTimedOut}
+    assert {type(result) for result in virtual_time.run(run(0.5))} == {TurnTimedOut}
 
 
 class PlainEnvironment(StepsAlone):

@@ -49,11 +49,7 @@ async def test_bytes_are_put_once_for_the_owner_and_named_in_their_places() -> N
     outcome = await kept(StepOutcome([shown(RED, BLUE, RED), said, shown(blue)], 1.0, False), images)
     assert outcome == StepOutcome([shown(red, blue, red), said, shown(blue)], 1.0, False)
     assert images.puts[1:] == [[red]], "what the store has is not put again"
-
-
-@runs
-async def test_one_message_stays_one_message() -> None:
-    assert (await kept(StepOutcome(shown(RED), 0.0, True))).observation == shown(name_of_image(RED))
+    assert (await kept(StepOutcome(shown(RED), 0.0, True))).observation == shown(red), "one message stays one"
 
 
 @pytest.mark.parametrize(

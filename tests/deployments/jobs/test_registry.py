@@ -72,7 +72,7 @@ def opened() -> tuple[TimedJobs, str]:
     return jobs, jobs.open(asked()).record.job_id
 
 
-def test_a_key_with_another_request_is_refused() -> None:
+def test_a_key_is_its_callers_own_and_is_refused_with_another_request() -> None:
     jobs = TimedJobs()
     claim = jobs.open(asked()).claim
     assert claim is not None
@@ -81,14 +81,9 @@ def test_a_key_with_another_request_is_refused() -> None:
     assert len({without_keys.open(asked(key=None)).record.job_id for _ in range(2)}) == 2
     with pytest.raises(KeyReused, match="it was sent with another request"):
         jobs.open(asked(fingerprint="other"))
-
-
-def test_a_key_is_its_callers_own() -> None:
-    jobs = TimedJobs()
-    mine, other = jobs.open(asked()), jobs.open(asked(namespace="other", fingerprint="other"))
-    assert mine.record.job_id != other.record.job_id
+    assert jobs.open(asked(namespace="other", fingerprint="other")).record.job_id != claim.record.job_id
     with pytest.raises(JobUnknown):
-        jobs.registry.record(mine.record.job_id, "other")
+        jobs.registry.record(claim.record.job_id, "other")
 
 
 def test_a_replica_that_asks_for_orders_keeps_the_jobs_that_it_plays() -> None:
@@ -133,14 +128,6 @@ def test_the_same_key_gets_the_answer_until_it_expires() -> None:
     jobs.wait(2)
     assert jobs.open(asked(owner="b")).record.job_id != job_id
     assert job_id not in jobs.kept.records
-
-
-def test_a_request_that_was_refused_does_not_use_up_its_key() -> None:
-    jobs, job_id = opened()
-    jobs.write("a", JobWrite(job_id, 1, ended="refused"))
-    with pytest.raises(JobUnknown, match="it was refused or deleted"):
-        jobs.registry.record(job_id, "")
-    assert jobs.open(asked()).claim is not None
 
 
 def test_acknowledged_events_are_not_kept_and_the_others_are() -> None:
@@ -210,13 +197,15 @@ def test_one_caller_takes_at_most_its_share_of_what_is_kept() -> None:
         jobs.open(asked(key=key, namespace="others"), b"")
 
 
-def test_what_was_refused_takes_no_room_and_only_its_owner_refuses_it() -> None:
+def test_what_was_refused_leaves_no_key_and_only_its_owner_refuses_it() -> None:
     jobs = TimedJobs()
     for _ in range(5):
         job_id = jobs.open(asked(), b"x" * 90).record.job_id
         refusal = JobWrite(job_id, 1, ended="refused")
         assert not jobs.write("b", refusal)
         assert jobs.write("a", refusal)
+        with pytest.raises(JobUnknown, match="it was refused or deleted"):
+            jobs.registry.record(job_id, "")
     assert (jobs.registry.records(""), jobs.registry.total_bytes, jobs.kept.records) == ([], 0, {})
 
 

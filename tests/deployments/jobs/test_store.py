@@ -85,21 +85,14 @@ async def test_who_waits_for_events_in_vain_gets_none_after_its_time(store: JobS
 
 
 @virtual_time.test
-async def test_who_waits_for_events_of_a_job_that_is_deleted_learns_it(store: JobStore) -> None:
+async def test_who_waits_for_events_or_orders_learns_of_a_deletion_at_once(store: JobStore) -> None:
     job_id = (await store.open(*asked(), b"body")).record.job_id
     waiting = asyncio.create_task(store.events(job_id, "", 0, 1000, 60))
-    await asyncio.sleep(0.1)
-    await store.delete(job_id, "")
-    with pytest.raises(JobUnknown):
-        await waiting
-
-
-@virtual_time.test
-async def test_a_replica_that_waits_for_orders_learns_of_a_deletion_at_once(store: JobStore) -> None:
-    job_id = (await store.open(*asked(), b"body")).record.job_id
     commands = asyncio.create_task(store.poll("a", [job_id]))
     await asyncio.sleep(0.1)
     deleted_at = virtual_time.now()
     await store.delete(job_id, "")
+    with pytest.raises(JobUnknown):
+        await waiting
     assert list((await commands).lost) == [job_id]
     assert virtual_time.now() == deleted_at

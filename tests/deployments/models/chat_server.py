@@ -48,7 +48,7 @@ def chat_server(answer: Callable[[int, dict[str, Any]], Answer]) -> Iterator[Cha
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "{}")
             with server.lock:
                 number = len(server.requests)
                 server.requests.append({"path": self.path, **body})
@@ -56,6 +56,9 @@ def chat_server(answer: Callable[[int, dict[str, Any]], Answer]) -> Iterator[Cha
                 server.under_way += 1
                 server.most_under_way = max(server.most_under_way, server.under_way)
             self.send(answer(number, body))
+
+        def do_GET(self) -> None:
+            self.do_POST()
 
         def send(self, given: Answer) -> None:
             if given.waits_for is not None:

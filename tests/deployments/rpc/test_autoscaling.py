@@ -30,13 +30,10 @@ def test_the_replicas_are_as_many_as_have_the_target_in_progress_each(
 
 
 def test_the_number_stays_while_nothing_is_reported_or_configured() -> None:
-    assert by_requests_in_progress(context({})) == (REPLICAS_NOW, {})
-    unreported = context({})
-    unreported.aggregated_metrics = None
-    assert by_requests_in_progress(unreported) == (REPLICAS_NOW, {})
-    unconfigured = context({"a": 192})
-    unconfigured.config = None
-    assert by_requests_in_progress(unconfigured) == (REPLICAS_NOW, {})
+    unreported, unconfigured = context({}), context({"a": 192})
+    unreported.aggregated_metrics = unconfigured.config = None
+    for given in (context({}), unreported, unconfigured):
+        assert by_requests_in_progress(given) == (REPLICAS_NOW, {})
 
 
 def test_generators_are_added_when_their_engines_are_three_quarters_full() -> None:

@@ -37,13 +37,11 @@ def choices(session_id: str) -> tuple[list[list[Any]], bool]:
     return groups, pending.routing_context.should_backoff
 
 
-def test_a_call_prefers_the_replica_that_it_names() -> None:
-    assert choices("b") == ([[B], REPLICAS], True)
-
-
-@pytest.mark.parametrize("session_id", ["", "gone"])
-def test_a_call_that_names_no_replica_of_the_deployment_goes_to_any(session_id: str) -> None:
-    assert choices(session_id) == ([REPLICAS], True)
+@pytest.mark.parametrize(
+    ("session_id", "groups"), [("b", [[B], REPLICAS]), *((unknown, [REPLICAS]) for unknown in ("", "gone"))]
+)
+def test_a_call_prefers_the_replica_that_it_names_and_may_go_to_any(session_id: str, groups: list[list[Any]]) -> None:
+    assert choices(session_id) == (groups, True)
 
 
 def test_without_a_call_all_replicas_are_chosen() -> None:

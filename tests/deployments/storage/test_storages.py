@@ -196,21 +196,17 @@ def test_a_password_without_a_redis_is_refused() -> None:
 NODES = [{"Alive": True}, {"Alive": False}, {"Alive": True}]
 
 
-def test_several_nodes_without_redis_are_refused_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("ray.nodes", lambda: NODES)
-    with pytest.raises(_StorageNotUsable, match=r"has 2 nodes.* Set jobs\.redis_url to .*, or jobs: null for"):
-        storage_of(StorageSettings(folder=str(tmp_path)), "job")
-    assert isinstance(storage_of(StorageSettings(redis_url="redis://host"), "job"), RedisStorage)
-    monkeypatch.setattr("ray.nodes", lambda: NODES[:2])
-    assert isinstance(storage_of(StorageSettings(folder=str(tmp_path)), "job"), SqliteStorage)
-
-
-def test_a_store_beside_its_jobs_starts_though_another_node_has_joined(
+def test_several_nodes_without_redis_are_refused_unless_the_jobs_are_here(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    here = StorageSettings(folder=str(tmp_path))
+    monkeypatch.setattr("ray.nodes", lambda: NODES)
+    with pytest.raises(_StorageNotUsable, match=r"has 2 nodes.* Set jobs\.redis_url to .*, or jobs: null for"):
+        storage_of(here, "job")
+    assert isinstance(storage_of(StorageSettings(redis_url="redis://host"), "job"), RedisStorage)
+    monkeypatch.setattr("ray.nodes", lambda: NODES[:2])
+    assert isinstance(storage_of(here, "job"), SqliteStorage)
     asyncio.run(SqliteStorage(tmp_path, "job").take_over())
     monkeypatch.setattr("ray.nodes", lambda: NODES)
-    assert isinstance(storage_of(StorageSettings(folder=str(tmp_path)), "job"), SqliteStorage)
+    assert (caplog.text, isinstance(storage_of(here, "job"), SqliteStorage)) == ("", True)
     assert "The cluster has 2 nodes" in caplog.text

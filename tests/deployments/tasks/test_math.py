@@ -33,13 +33,6 @@ def conversation(response: str) -> list[ChatMessage]:
 
 @pytest.fixture(scope="module")
 def environment() -> Iterator[MathEnvironment]:
-    environment = MathEnvironment(processor_time_limit_s=1.0)
-    yield environment
-    environment.close()
-
-
-@pytest.fixture(scope="module")
-def patient_environment() -> Iterator[MathEnvironment]:
     """Its limit ends no comparison of the tests, on however slow a machine."""
     environment = MathEnvironment(processor_time_limit_s=60.0)
     yield environment
@@ -83,21 +76,16 @@ def test_a_ground_truth_that_cannot_be_read_rejects_the_sample(
 
 
 @pytest.mark.slow
-def test_an_answer_that_needs_too_much_processor_time_is_wrong_and_logged(
-    environment: MathEnvironment, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_answer_that_needs_too_much_processor_time_is_wrong_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    assert judge(environment, HOSTILE) == StepOutcome(
-        observation={
-            "role": "user",
-            "content": "Environment: incorrect. The check took more than 1 s of processor time.",
-        },
-        reward=WRONG,
-        terminated=True,
-        answer="10^{10^{10^{10}}}",
+    with closing(MathEnvironment(processor_time_limit_s=1.0)) as environment:
+        outcome = judge(environment, HOSTILE)
+        assert judge(environment, "\\boxed{42}").reward == RIGHT
+    said = "Environment: incorrect. The check took more than 1 s of processor time."
+    assert outcome == StepOutcome(
+        observation={"role": "user", "content": said}, reward=WRONG, terminated=True, answer="10^{10^{10^{10}}}"
     )
     assert caplog.messages == ["An answer was judged wrong because comparing it took more than 1 s of processor time."]
-    assert judge(environment, "\\boxed{42}").reward == RIGHT
 
 
 def test_a_comparison_without_a_result_is_lost_and_has_no_reward() -> None:
@@ -167,10 +155,10 @@ wants 1 + 1/e to be 1 - 1/e, and ground truths of more than 1000 characters.
 @pytest.mark.parametrize("table", [PAIRS, CASES], ids=["pairs", "Math-Verify"])
 @runs
 async def test_answers_are_judged_in_all_the_forms_in_which_people_write_them(
-    patient_environment: MathEnvironment, table: list[tuple[str, str, bool]]
+    environment: MathEnvironment, table: list[tuple[str, str, bool]]
 ) -> None:
     outcomes = await asyncio.gather(
-        *(patient_environment.step(conversation(said), _MathInfo(ground_truth=truth)) for truth, said, _ in table)
+        *(environment.step(conversation(said), _MathInfo(ground_truth=truth)) for truth, said, _ in table)
     )
     judged = [(*case[:2], outcome.reward == RIGHT) for case, outcome in zip(table, outcomes, strict=True)]
     assert [case for case in judged if case not in table] == []

@@ -82,12 +82,15 @@ def test_calls_that_the_service_has_parsed_are_answered_with_their_ids() -> None
 
 
 def test_malformed_calls_are_answered_and_cost_what_the_config_says() -> None:
-    replies = ["<tool_call>{</tool_call>", '{"name": "search", "arguments": {}}', "408"]
+    """What a tool raises is answered too, and is no malformed call."""
+    raising = '{"name": "calculator", "arguments": {"expression": "1 / 0"}}'
+    replies = ["<tool_call>{</tool_call>", '{"name": "search", "arguments": {}}', raising, "408"]
     played = play(ToolCallsEnvironment(malformed_reward=-0.5), replies, SUM)
     assert played.message_log[2]["content"].startswith("Error: The call is not valid JSON")
     assert played.message_log[4]["content"] == "Error: There is no tool search. The tools are: calculator."
     assert played.rewards == {"correct": 1.0, "malformed": -1.0}
-    assert played.metrics == {"calls": 2, "malformed_calls": 2}
+    assert played.message_log[6]["content"] == "Error: division by zero"
+    assert played.metrics == {"calls": 3, "malformed_calls": 2}
 
 
 @pytest.mark.parametrize(
@@ -105,13 +108,6 @@ def test_a_malformed_call_is_answered_whatever_it_is_made_of(reply: str, told: s
     assert contents(played.message_log[2:])[0].startswith(told)
     assert (played.total_reward, played.terminated) == (0.0, True)
     assert played.metrics == {"calls": 1, "malformed_calls": 1}
-
-
-def test_what_a_tool_raises_is_answered_and_is_no_malformed_call() -> None:
-    call = '{"name": "calculator", "arguments": {"expression": "1 / 0"}}'
-    played = play(ToolCallsEnvironment(), [call, "no"], SUM)
-    assert played.message_log[2]["content"] == "Error: division by zero"
-    assert played.metrics["malformed_calls"] == 0
 
 
 def test_more_calls_than_are_permitted_end_the_rollout_without_being_made() -> None:
