@@ -73,7 +73,10 @@ def checked_arguments(
     Raises:
         EnvironmentNotLoadable: the constructor does not take these arguments.
     """
-    signature = _constructor_of(environment_class)
+    try:
+        signature = inspect.signature(environment_class, eval_str=True)
+    except Exception:  # noqa: BLE001 - an annotation may name something that exists only for type checkers
+        signature = inspect.signature(environment_class)
     types = {
         parameter.name: parameter.annotation
         for parameter in signature.parameters.values()
@@ -96,14 +99,6 @@ def checked_arguments(
 def _argument_problem(found: Any) -> str:
     sentence = found["msg"].removeprefix("Value error, ")
     return f"{'.'.join(map(str, found['loc']))}: {sentence} (given: {found['input']!r})"
-
-
-def _constructor_of(environment_class: type[TaskEnvironment]) -> inspect.Signature:
-    """The signature, whose annotations are texts if one names something that exists only for type checkers."""
-    try:
-        return inspect.signature(environment_class, eval_str=True)
-    except Exception:  # noqa: BLE001 - evaluating a text raises anything
-        return inspect.signature(environment_class)
 
 
 def _validated(arguments: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
