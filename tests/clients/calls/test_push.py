@@ -22,10 +22,10 @@ from tests.clients.scripted_policy import (
     CUT_AFTER,
     DAMAGED,
     FORGET,
-    PolicyServer,
     ScriptedPolicy,
     digest_of,
     layout_of,
+    serving,
 )
 
 LAYOUT = {"embed.weight": ("BF16", [4, 3]), "norm.weight": ("BF16", [3])}
@@ -34,7 +34,7 @@ LAYOUT = {"embed.weight": ("BF16", [4, 3]), "norm.weight": ("BF16", [3])}
 @pytest.fixture
 def policy(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedPolicy]:
     monkeypatch.setattr("rollout_client.retry.BACKOFF", wait_none())
-    with PolicyServer(ScriptedPolicy(layout=dict(LAYOUT))) as served:
+    with serving(ScriptedPolicy(layout=dict(LAYOUT))) as served:
         yield served
 
 

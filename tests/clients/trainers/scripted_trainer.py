@@ -28,6 +28,18 @@ LOST: Json = {
     "error": {"kind": "timeout", "message": "Slow.", "retryable": True},
 }
 
+ON_PROCESSORS: Json = {
+    "num_generations": 2,
+    "max_completion_length": 8,
+    "learning_rate": 1e-2,
+    "use_cpu": True,
+    "bf16": False,
+    "report_to": "none",
+    "logging_steps": 1,
+    "disable_tqdm": True,
+}
+"""Arguments of TRL's own trainers of the tiny model."""
+
 
 class PushingClient(RolloutClient):
     """Keeps the weights that a service would have after each push, and sends nothing."""
