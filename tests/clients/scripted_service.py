@@ -44,6 +44,23 @@ SUMMARY: Json = {
     "policy": {"oldest": "0", "newest": "0", "current": "0"},
 }
 
+INFO: Json = {
+    "model": {"name": "org/model", "revision": "4e20de", "vocab_size": 262, "max_model_len": 100},
+    "tokenizer": {
+        "vocabulary_sha256": "0123456789abcdef",
+        "vocabulary_size": 260,
+        "encodings": [],
+        "chat_template_sha256": None,
+        "rendered_chat": None,
+    },
+    "limits": {"max_seq_len": 100, "admission": {"max_rollouts": 9, "max_tokens": None}, "of_a_newer_service": None},
+    "versions": {"service": "0.9", "contract": "1.7", "engine": "vllm 0.32", "ray": "2.60", "transformers": "5.19"},
+    "policy_version": 3,
+    "tasks": ["math", "[code]"],
+    "follow": None,
+    "keeps_records": True,
+}
+
 
 def sample(task_name: str = "math", **fields: Any) -> Json:
     return {"task_name": task_name, "messages": [{"role": "user", "content": "What is 1 + 1?"}], **fields}
@@ -112,7 +129,7 @@ def ndjson(*lines: Json) -> Response:
     return StreamingResponse(stream(), media_type=NDJSON)
 
 
-def arrow(*results: Json) -> Response:
+def arrow(*results: Json | SampleResult) -> Response:
     answer = ArrowResponseEncoder()
     for position, played in enumerate(results):
         answer.add(position, SampleResult.model_validate(played))

@@ -354,9 +354,10 @@ def test_disconnects_without_end_end_after_the_retries(policy: ScriptedPolicy) -
 
 
 @pytest.mark.usefixtures("waits")
-def test_waiting_for_a_version_asks_until_it_is_current(policy: ScriptedPolicy) -> None:
+@pytest.mark.parametrize("timeout_s", [60, None])
+def test_waiting_for_a_version_asks_until_it_is_current(policy: ScriptedPolicy, timeout_s: float | None) -> None:
     policy.polls += [2, 2, 3]
-    assert call(policy.url, "policy.wait_for_version", 3, timeout_s=60).current == 3
+    assert call(policy.url, "policy.wait_for_version", 3, timeout_s=timeout_s).current == 3
     assert policy.asked == ["/policy?min_version=3&wait_s=20.0"] * 3
 
 

@@ -26,7 +26,7 @@ from rollout_client.contract.rollouts import SampleResult
 from rollout_client.version import CONTRACT_VERSION
 from tests.clients.cli.command_line import rollout, rows_of
 from tests.clients.scripted_policy import ScriptedPolicy, serving
-from tests.clients.scripted_service import ScriptedService, result, sample
+from tests.clients.scripted_service import INFO, ScriptedService, result, sample
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -47,21 +47,8 @@ def samples_file(folder: Path, *lines: str) -> str:
 
 
 def test_info_shows_model_tokenizer_limits_and_versions(service: ScriptedService) -> None:
-    service.info = {
-        "model": {"name": "org/model", "revision": "4e20de", "vocab_size": 262, "max_model_len": 100},
-        "tokenizer": {
-            "vocabulary_sha256": "0123456789abcdef",
-            "vocabulary_size": 260,
-            "encodings": [],
-            "chat_template_sha256": None,
-            "rendered_chat": None,
-        },
-        "limits": {"max_seq_len": 100, "admission": {"max_rollouts": 9, "max_tokens": None}},
-        "versions": {"service": "0.9", "contract": "1.7", "engine": "vllm 0.32", "ray": "2.60", "transformers": "5.19"},
-        "policy_version": 3,
-        "tasks": ["math", "[code]"],
-        "follow": {"folder": "/w", "taken": 1, "newest": 2, "refused": [{"version": 2, "reason": "Torn."}]},
-    }
+    follow = {"folder": "/w", "taken": 1, "newest": 2, "refused": [{"version": 2, "reason": "Torn."}]}
+    service.info = INFO | {"follow": follow}
     rows = rows_of(rollout(service, "info").stdout)
     assert rows[:2] == [["model.name", "org/model"], ["model.revision", "4e20de"]]
     assert ["limits.max_seq_len", "100"] in rows

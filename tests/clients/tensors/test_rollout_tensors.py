@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from rollout_client import SampleResult
 from rollout_client.calls.arrow_bodies import ArrowResponse, read_response
-from rollout_client.contract.rollouts import RolloutSummary
 from rollout_client.results import is_clipped
 from rollout_client.tensors import PaddingSide, RolloutTensors, to_tensors
-from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from tests.clients.message_logs import NOT_FREE, ONE_TURN, TWO_TURNS, failed, generated, given_message, rollout
-from tests.clients.scripted_service import SUMMARY
+from tests.clients.scripted_service import arrow
 
 PAD = 99
 NAN = float("nan")
@@ -107,10 +105,7 @@ def test_a_report_of_another_shape_or_without_ids_is_refused() -> None:
 
 
 def in_arrow(samples: Sequence[SampleResult]) -> ArrowResponse:
-    encoder = ArrowResponseEncoder()
-    for position, sample in enumerate(samples):
-        encoder.add(position, sample)
-    return read_response(b"".join(encoder.body(RolloutSummary(**SUMMARY))))
+    return read_response(arrow(*samples).body)
 
 
 def test_what_may_not_be_trained_is_not_in_the_loss_in_any_form() -> None:
