@@ -159,19 +159,12 @@ def handler(policy: ScriptedPolicy) -> type[BaseHTTPRequestHandler]:
                 layout = layout_of(policy.layout)
                 self.answer(200, layout.model_copy(update={"max_lora_rank": policy.max_lora_rank}))
             elif place.path == "/policy":
-                self.answer_policy(int(dict(parse_qsl(place.query)).get("min_version", 0)))
-            else:
-                self.answer_upload(int(place.path.split("/")[3]))
-
-        def answer_policy(self, min_version: int) -> None:
-            state = policy.state()
-            if state.current >= min_version:
-                self.answer(200, state)
-            else:
-                self.answer(409, problem(409, "urn:rollout:problem:policy-not-current"))
-
-        def answer_upload(self, version: int) -> None:
-            if version in policy.uploads:
+                state = policy.state()
+                if state.current >= int(dict(parse_qsl(place.query)).get("min_version", 0)):
+                    self.answer(200, state)
+                else:
+                    self.answer(409, problem(409, "urn:rollout:problem:policy-not-current"))
+            elif (version := int(place.path.split("/")[3])) in policy.uploads:
                 self.answer(200, UploadState(version=version, received_bytes=len(policy.uploads[version])))
             else:
                 self.answer(404, problem(404))

@@ -136,11 +136,6 @@ def arrow(*results: Json | SampleResult) -> Response:
     return Response(b"".join(answer.body(RolloutSummary(**SUMMARY))), media_type=ARROW)
 
 
-async def posted(request: Request) -> Json:
-    body: Json = await request.json()
-    return body
-
-
 def problem(document: Json, headers: dict[str, str] | None = None) -> Response:
     return JSONResponse(document, document["status"], headers, media_type="application/problem+json")
 
@@ -182,9 +177,7 @@ class ScriptedService:
         self.hung_up = threading.Event()
         """Set when a client left a stream of `hanging` before its end."""
         self.app = FastAPI()
-        self._add_rollout()
-        self._add_tasks()
-        self._add_info()
+        self._add_routes()
 
     def hanging(self, *lines: Json) -> Response:
         """Sends `lines`, then nothing more, and does not end."""
@@ -200,10 +193,10 @@ class ScriptedService:
 
         return StreamingResponse(stream(), media_type=NDJSON)
 
-    def _add_rollout(self) -> None:
+    def _add_routes(self) -> None:
         @self.app.post("/rollout")
         async def rollout(request: Request) -> Response:
-            body = await posted(request)
+            body: Json = await request.json()
             self.bodies.append(body)
             self.headers.append(request.headers)
             if self.rollouts:
@@ -218,7 +211,6 @@ class ScriptedService:
         async def readyz() -> Response:
             return self.readiness.popleft() if self.readiness else JSONResponse({"status": "ready"})
 
-    def _add_tasks(self) -> None:
         @self.app.get("/tasks")
         async def tasks() -> Json:
             types = [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]
@@ -239,7 +231,6 @@ class ScriptedService:
                 page["sample_count"] = len(self.benchmark)
             return JSONResponse(page)
 
-    def _add_info(self) -> None:
         @self.app.get("/info")
         async def info() -> Response:
             self.info_requests.append("/info")

@@ -17,16 +17,7 @@ from rollout_client.contract.policy import NamedPolicyState, PushResult
 from rollout_client.weights.file_tensors import RankTooHigh
 from rollout_client.weights.safetensors_file import NotSafetensors
 from rollout_client.weights.sources import full_weights
-from tests.clients.scripted_policy import (
-    CUT,
-    CUT_AFTER,
-    DAMAGED,
-    FORGET,
-    ScriptedPolicy,
-    digest_of,
-    layout_of,
-    serving,
-)
+from tests.clients.scripted_policy import CUT, CUT_AFTER, DAMAGED, FORGET, ScriptedPolicy, digest_of, layout_of, serving
 
 LAYOUT = {"embed.weight": ("BF16", [4, 3]), "norm.weight": ("BF16", [3])}
 

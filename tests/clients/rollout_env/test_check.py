@@ -349,11 +349,7 @@ def blocking(outcome: StepOutcome) -> StepOutcome:
             {},
             f"state: Sample 0, turn 1: its reward differed {STATE}",
         ),
-        (
-            OneGameAtATime(),
-            TWO_GAMES,
-            f"state: Sample 1, turn 2: its observation, reward, metadata differed {STATE}",
-        ),
+        (OneGameAtATime(), TWO_GAMES, f"state: Sample 1, turn 2: its observation, reward, metadata differed {STATE}"),
         (AGameEach, TWO_GAMES, f"state: Sample 0, turn 2: step raised KeyError: 'Count to 3.' {STATE}"),
         (
             in_sessions(lambda _: CountInMemory(0), lost_session="reopen"),

@@ -95,18 +95,17 @@ def test_an_invalid_field_is_refused_by_its_name(fields: dict[str, Any], problem
     assert str(refusal.value) == f"The environment's outcome is not valid: {problem}."
 
 
+NO_REWARDS = (float("nan"), float("inf"), {"style": float("-inf")}, 3.5e38, {"style": -3.5e38}, None, "much")
+NO_OBJECTS: Any = ({"board": {1, 2}}, {"time": object()}, {1: "one"}, ["board"])
+
+
 @pytest.mark.parametrize(
-    "reward", [float("nan"), float("inf"), {"style": float("-inf")}, 3.5e38, {"style": -3.5e38}, None, "much"]
+    ("field", "value"),
+    [*(("reward", value) for value in NO_REWARDS), *(("metadata", value) for value in NO_OBJECTS)],
 )
-def test_a_reward_that_is_no_number_of_float32_is_refused(reward: Any) -> None:
-    with pytest.raises(OutcomeInvalid, match=r"outcome\.reward[.:]"):
-        validated_outcome(outcome(reward=reward))
-
-
-@pytest.mark.parametrize("metadata", [{"board": {1, 2}}, {"time": object()}, {1: "one"}, ["board"]])
-def test_metadata_that_is_no_json_object_is_refused(metadata: Any) -> None:
-    with pytest.raises(OutcomeInvalid, match=r"outcome\.metadata"):
-        validated_outcome(outcome(metadata=metadata))
+def test_rewards_are_numbers_of_float32_and_metadata_is_a_json_object(field: str, value: Any) -> None:
+    with pytest.raises(OutcomeInvalid, match=rf"outcome\.{field}[.:]"):
+        validated_outcome(outcome(**{field: value}))
 
 
 async def waits(seconds: float) -> str:

@@ -118,9 +118,7 @@ def test_the_reward_of_an_observation_is_of_the_turn_before_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "without",
-    [failed(generated(8, reward=9.0)), turns(9, 9, status="deadline")],
-    ids=["error", "deadline"],
+    "without", [failed(generated(8, reward=9.0)), turns(9, 9, status="deadline")], ids=["error", "deadline"]
 )
 def test_the_turns_of_a_rollout_without_a_final_reward_are_in_no_statistic(without: SampleResult) -> None:
     samples = [without, turns(0), turns(2)]

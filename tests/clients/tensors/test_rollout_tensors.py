@@ -138,19 +138,12 @@ def rewarded(*rewards: float, idx: int = 0) -> list[SampleResult]:
     ]
 
 
-def test_advantages_are_relative_to_the_mean_and_deviation_of_their_group() -> None:
-    tensors = to_tensors([*rewarded(0, 2, idx=4), *rewarded(3, 3, idx=1)], pad_token_id=PAD)
-    deviation = 2**0.5
-    expected = [-1 / (deviation + 1e-4), 1 / (deviation + 1e-4), 0, 0]
-    assert tensors.advantages.tolist() == pytest.approx(expected)
-    assert tensors.groups.tolist() == [0, 0, 1, 1]
-    assert tensors.total_reward.tolist() == [0, 2, 3, 3]
-
-
-def test_groups_can_be_told_apart_by_something_else_than_idx() -> None:
-    samples = [*rewarded(0, 2, idx=0), *rewarded(5, 7, idx=1)]
+def test_advantages_are_relative_to_a_group_of_one_idx_or_of_something_else() -> None:
+    samples = [*rewarded(0, 2, idx=4), *rewarded(5, 7, idx=1)]
+    by_idx = to_tensors(samples, pad_token_id=PAD, scale_rewards=False)
+    assert (by_idx.advantages.tolist(), by_idx.groups.tolist()) == ([-1, 1, -1, 1], [0, 0, 1, 1])
     tensors = to_tensors(samples, pad_token_id=PAD, scale_rewards=False, group_of=lambda each: each.generation_index)
-    assert tensors.advantages.tolist() == [-2.5, -2.5, 2.5, 2.5]
+    assert (tensors.advantages.tolist(), tensors.groups.tolist()) == ([-2.5, -2.5, 2.5, 2.5], [0, 1, 0, 1])
 
 
 def test_named_rewards_are_nan_where_a_rollout_has_none_of_the_name() -> None:
@@ -164,9 +157,7 @@ def test_named_rewards_are_nan_where_a_rollout_has_none_of_the_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "without",
-    [failed(generated(8)), rollout(generated(8), reward=9.0, status="deadline")],
-    ids=["error", "deadline"],
+    "without", [failed(generated(8)), rollout(generated(8), reward=9.0, status="deadline")], ids=["error", "deadline"]
 )
 def test_a_rollout_without_a_final_reward_is_dropped_and_in_no_statistic(without: SampleResult) -> None:
     tensors = to_tensors([without, *rewarded(0, 2)], pad_token_id=PAD, scale_rewards=False)

@@ -271,29 +271,18 @@ def test_rows_go_on_from_a_position_in_any_round_over_the_dataset() -> None:
         assert [*islice(rows_from("abc", start), 5)] == [*rows]
 
 
-class TorchFlashAttention:
+def attention(
+    query: Any, key: Any, value: Any, queries: Any, keys: Any, *_lengths: int, softmax_scale: float, **_options: Any
+) -> torch.Tensor:
     """What tree attention calls of its CUDA kernel, written out: each segment attends to its own path, causally."""
-
-    @staticmethod
-    def flash_attn_varlen_func(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cu_seqlens_q: torch.Tensor,
-        cu_seqlens_k: torch.Tensor,
-        *_lengths: int,
-        softmax_scale: float,
-        **_options: Any,
-    ) -> torch.Tensor:
-        attended = []
-        bounds = zip(pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True)
-        for (start, end), (first, last) in bounds:
-            before = (last - first) - (end - start)
-            unseen = ~torch.ones(end - start, last - first, dtype=torch.bool).tril(before)
-            scores = torch.einsum("qhd,khd->hqk", query[start:end], key[first:last]) * softmax_scale
-            shares = scores.masked_fill(unseen, float("-inf")).softmax(dim=-1)
-            attended.append(torch.einsum("hqk,khd->qhd", shares, value[first:last]))
-        return torch.cat(attended)
+    attended = []
+    for (start, end), (first, last) in zip(pairwise(queries.tolist()), pairwise(keys.tolist()), strict=True):
+        before = (last - first) - (end - start)
+        unseen = ~torch.ones(end - start, last - first, dtype=torch.bool).tril(before)
+        scores = torch.einsum("qhd,khd->hqk", query[start:end], key[first:last]) * softmax_scale
+        shares = scores.masked_fill(unseen, float("-inf")).softmax(dim=-1)
+        attended.append(torch.einsum("hqk,khd->qhd", shares, value[first:last]))
+    return torch.cat(attended)
 
 
 def numbered_rows(count: int) -> list[Json]:
@@ -309,7 +298,7 @@ def _on_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's trainer without a GPU."""
     from trl.experimental.async_grpo import async_grpo_trainer, packing
 
-    monkeypatch.setattr(packing, "_flash_attn", TorchFlashAttention)
+    monkeypatch.setattr(packing, "_flash_attn", SimpleNamespace(flash_attn_varlen_func=attention))
     monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: None)
 
 

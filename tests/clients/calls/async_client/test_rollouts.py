@@ -48,14 +48,8 @@ def test_a_message_log_that_came_back_can_be_posted_again(service: ScriptedServi
 @pytest.mark.parametrize("progress", [False, True])
 def test_results_come_in_input_order_whatever_their_idx(service: ScriptedService, progress: bool) -> None:
     response = play(service.url, sample(idx=7), sample(idx=7), sample(idx=3), num_generations=2, progress=progress)
-    assert [(played.idx, played.generation_index) for played in response.samples] == [
-        (7, 0),
-        (7, 1),
-        (7, 0),
-        (7, 1),
-        (3, 0),
-        (3, 1),
-    ]
+    expected = [(idx, generation) for idx in (7, 7, 3) for generation in range(2)]
+    assert [(played.idx, played.generation_index) for played in response.samples] == expected
     assert response.model_dump(exclude={"samples"}, exclude_unset=True) == SUMMARY
 
 
