@@ -38,6 +38,7 @@ REJECTED: Json = {
         }
     ],
 }
+DIED: Json = {"kind": "generation", "message": "The replica died.", "retryable": True}
 SUMMARY: Json = {
     "request_id": "r1",
     "metrics": {"mean_total_reward": 0.5, "total_turns": 4.0, "per_worker_token_counts": {"x7": 4}},
@@ -76,30 +77,20 @@ def result(idx: int = 0, generation_index: int = 0, content: str = "\\boxed{2}",
         "finish_reason": "stop",
         "reward": 1.0,
     }
+    ending = {"total_reward": 1.0, "terminated": True, "truncated": False, "max_turns_reached": False}
+    counts = {"turn_count": 1, "total_tokens": 2, "assistant_tokens": 2, "env_tokens": 0, "turn_gen_tokens": [2]}
     return {
         "idx": idx,
         "generation_index": generation_index,
         "task_name": "math",
         "message_log": [prompt, response],
-        "total_reward": 1.0,
         "rewards": {},
         "status": "completed",
-        "terminated": True,
-        "truncated": False,
-        "max_turns_reached": False,
         "extra_env_info": {"ground_truth": "2"},
-        "metrics": {
-            "turn_count": 1,
-            "total_tokens": 2,
-            "assistant_tokens": 2,
-            "env_tokens": 0,
-            "terminated": True,
-            "truncated": False,
-            "max_turns_reached": False,
-            "total_reward": 1.0,
-            "turn_gen_tokens": [2],
-        },
-    } | fields
+        "metrics": counts | ending,
+        **ending,
+        **fields,
+    }
 
 
 CLIPPED = result()

@@ -63,16 +63,8 @@ def loaded(rollouts: list[SampleResult], format: ExportFormat, folder: Path) -> 
 
 def arguments(folder: Path) -> Json:
     """One step on everything."""
-    return {
-        "output_dir": str(folder),
-        "max_steps": 1,
-        "per_device_train_batch_size": 4,
-        "report_to": [],
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "save_strategy": "no",
-    }
+    one_step: Json = {"max_steps": 1, "per_device_train_batch_size": 4, "report_to": [], "save_strategy": "no"}
+    return {"output_dir": str(folder), "use_cpu": True, "bf16": False, "gradient_checkpointing": False, **one_step}
 
 
 def trained(trainer: Any) -> float:

@@ -13,7 +13,7 @@ import pytest
 from starlette.responses import JSONResponse
 
 from service.startup.config import free_port
-from tests.clients.scripted_service import SUMMARY, ScriptedService, result
+from tests.clients.scripted_service import DIED, SUMMARY, ScriptedService, result
 from tests.paths import REPOSITORY
 
 pytestmark = pytest.mark.slow
@@ -56,8 +56,7 @@ def last_line(done: Finished) -> dict[str, Any]:
 
 
 def failing(service: ScriptedService) -> None:
-    error = {"kind": "generation", "message": "The replica died.", "retryable": True}
-    answer = {**SUMMARY, "samples": [result(status="error", error=error)]}
+    answer = {**SUMMARY, "samples": [result(status="error", error=DIED)]}
     service.rollouts.extend([lambda _: JSONResponse(answer)] * 100_000)
 
 

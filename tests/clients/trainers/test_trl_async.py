@@ -298,7 +298,7 @@ def _on_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's trainer without a GPU."""
     from trl.experimental.async_grpo import async_grpo_trainer, packing
 
-    monkeypatch.setattr(packing, "_flash_attn", SimpleNamespace(flash_attn_varlen_func=attention))
+    monkeypatch.setattr(packing, "_flash_attn", lambda: SimpleNamespace(flash_attn_varlen_func=attention))
     monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: None)
 
 

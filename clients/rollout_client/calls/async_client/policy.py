@@ -34,7 +34,10 @@ class AsyncPolicy(AsyncResource):
     async def wait_for_version(
         self, version: int, timeout_s: float | None = 600.0, *, retries: int | None = None
     ) -> PolicyState:
-        """Returns once every replica serves `version` or a newer one; raises `RolloutTimeout` after `timeout_s`."""
+        """Returns once every replica serves `version` or a newer one.
+
+        Raises `RolloutTimeout` after `timeout_s`; `None` sets no limit.
+        """
         whole = CallLimits(math.inf if timeout_s is None else timeout_s)
         given: CallOptions = {} if retries is None else {"retries": retries}
         while True:

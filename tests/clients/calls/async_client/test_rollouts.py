@@ -11,6 +11,7 @@ from rollout_client.contract.messages import PromptMessage
 from rollout_client.errors import ResponseNotUnderstood
 from tests.clients.client_calls import breaking_server, call, play, play_arrow
 from tests.clients.scripted_service import (
+    DIED,
     HUNG_UP_WITHIN_S,
     SUMMARY,
     Json,
@@ -56,8 +57,7 @@ def test_results_come_in_input_order_whatever_their_idx(service: ScriptedService
 def test_the_progress_bar_counts_rollouts_tokens_and_failures(
     service: ScriptedService, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    error = {"kind": "generation", "message": "The replica died.", "retryable": True}
-    failed = {"position": 1, "sample": result(1, status="error", error=error)}
+    failed = {"position": 1, "sample": result(1, status="error", error=DIED)}
     service.rollouts.append(lambda _: ndjson(failed, {"position": 0, "sample": result()}, {"summary": SUMMARY}))
     play(service.url, sample(), sample(), progress=True)
     assert re.search(r"2/2 rollouts, [\d,]+ tokens/s, mean reward 1\.000, 1 failed", capsys.readouterr().err)

@@ -15,7 +15,17 @@ from typer.testing import CliRunner, Result
 
 from rollout_client import read_rollouts
 from rollout_client.cli.app import app
-from tests.clients.scripted_service import REJECTED, Json, ScriptedService, lines_of, ndjson, problem, result, sample
+from tests.clients.scripted_service import (
+    DIED,
+    REJECTED,
+    Json,
+    ScriptedService,
+    lines_of,
+    ndjson,
+    problem,
+    result,
+    sample,
+)
 
 
 class Run:
@@ -136,12 +146,10 @@ def test_streams_that_go_on_breaking_end_the_run(run: Run) -> None:
 
 @pytest.mark.parametrize(("rate", "exit_code"), [("0.49", 3), ("0.5", 0)])
 def test_more_failures_than_allowed_are_another_exit_code(run: Run, rate: str, exit_code: int) -> None:
-    failed = {"status": "error", "total_reward": None, "error": {"kind": "timeout", "message": "", "retryable": True}}
-
     def half(body: Json) -> Response:
         lines = lines_of(body)
         for line in lines[:3]:
-            line["sample"] |= failed
+            line["sample"] |= {"status": "error", "total_reward": None, "error": DIED}
         return ndjson(*lines)
 
     run.service.rollouts.append(half)
