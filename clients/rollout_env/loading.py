@@ -54,13 +54,12 @@ def load_environment_class(import_path: str) -> type[TaskEnvironment]:
         raise EnvironmentNotLoadable(f"{import_path!r} is not an import path: write package.module:Class.")
     module = _import_module(module_name, import_path)
     try:
-        environment_class = getattr(module, class_name)
+        environment_class: type[TaskEnvironment] = getattr(module, class_name)
     except AttributeError as error:
         raise EnvironmentNotLoadable(f"{import_path}: module {module_name} has no {class_name}.") from error
     if problem := _problem_of_class(environment_class):
         raise EnvironmentNotLoadable(f"{import_path} {problem}")
-    checked: type[TaskEnvironment] = environment_class
-    return checked
+    return environment_class
 
 
 def checked_arguments(

@@ -66,8 +66,9 @@ def test_a_row_is_the_concatenated_log_with_the_generated_tokens_marked() -> Non
 
 
 def test_without_its_tail_a_row_ends_at_its_last_generated_token() -> None:
-    *columns, prompt, generated = astuple(token_row(TWO_TURNS))
-    assert token_row(TWO_TURNS).without_tail() == TokenRow(*[column[:6] for column in columns], prompt, generated)
+    *columns, prompt_length, generated_length = astuple(token_row(TWO_TURNS))
+    kept = (*(column[:6] for column in columns), prompt_length, generated_length)
+    assert astuple(token_row(TWO_TURNS).without_tail()) == kept
 
 
 def test_a_row_without_a_generated_token_is_all_prompt() -> None:
@@ -85,7 +86,7 @@ def test_tokens_that_were_not_sampled_freely_stay_as_context() -> None:
 
 
 def test_a_span_is_of_generated_tokens_and_ends_with_its_message() -> None:
-    spans = {"weight_versions": [{"version": "4", "start": 1, "end": 9}]}
+    spans: Json = {"weight_versions": [{"version": "4", "start": 1, "end": 9}]}
     row = token_row(rollout(given_message(1, 2) | spans, generated(1, 2, **spans), given_message(3)))
     assert row.weight_versions == [-1, -1, -1, 4, -1]
 
