@@ -225,8 +225,7 @@ def branches_beside(main: SessionSample, others: Sequence[SessionSample]) -> lis
     known = set(main.generation_ids)
     branches = []
     for sample in others:
-        places = [place for place, message in enumerate(sample.message_log) if message.generation_logprobs is not None]
-        generated = zip(places, sample.generation_ids, strict=True)
+        generated = zip(generated_places(sample), sample.generation_ids, strict=True)
         shared = [place for place, generation_id in generated if generation_id in known]
         known.update(sample.generation_ids)
         own = sample.rewards if are_seats(main, sample) else None

@@ -104,12 +104,10 @@ def _encoding_differences(tokenizer: Any, info: TokenizerInfo) -> Iterator[str]:
 def _template_differences(tokenizer: Any, info: TokenizerInfo) -> Iterator[str]:
     """A template with another text that renders alike is not a difference: trainers mark the generated part in
     theirs."""
-    if _chat_template_sha256(tokenizer.chat_template) == info.chat_template_sha256:
-        return
-    if tokenizer.chat_template is None:
-        # The service renders all messages; a trainer without a template cannot render any differently.
-        return
-    if (rendered := _rendered_chat(tokenizer)) != info.rendered_chat:
+    # The service renders all messages; a trainer without a template cannot render any differently.
+    has_own = tokenizer.chat_template is not None
+    is_same = _chat_template_sha256(tokenizer.chat_template) == info.chat_template_sha256
+    if has_own and not is_same and (rendered := _rendered_chat(tokenizer)) != info.rendered_chat:
         both = (rendered, info.rendered_chat)
         here, there = ("nothing" if text is None else repr(shortened(text, LONGEST_SHOWN_TEXT)) for text in both)
         yield f"the chat template makes {here} of a short chat here and {there} at the service"

@@ -54,13 +54,12 @@ def load_environment_class(import_path: str) -> type[TaskEnvironment]:
         raise EnvironmentNotLoadable(f"{import_path!r} is not an import path: write package.module:Class.")
     module = _import_module(module_name, import_path)
     try:
-        environment_class = getattr(module, class_name)
+        environment_class: type[TaskEnvironment] = getattr(module, class_name)
     except AttributeError as error:
         raise EnvironmentNotLoadable(f"{import_path}: module {module_name} has no {class_name}.") from error
     if problem := _problem_of_class(environment_class):
         raise EnvironmentNotLoadable(f"{import_path} {problem}")
-    checked: type[TaskEnvironment] = environment_class
-    return checked
+    return environment_class
 
 
 def checked_arguments(
@@ -73,7 +72,10 @@ def checked_arguments(
     Raises:
         EnvironmentNotLoadable: the constructor does not take these arguments.
     """
-    signature = _constructor_of(environment_class)
+    try:
+        signature = inspect.signature(environment_class, eval_str=True)
+    except Exception:  # noqa: BLE001 - an annotation may name something that exists only for type checkers
+        signature = inspect.signature(environment_class)
     types = {
         parameter.name: parameter.annotation
         for parameter in signature.parameters.values()
@@ -96,14 +98,6 @@ def checked_arguments(
 def _argument_problem(found: Any) -> str:
     sentence = found["msg"].removeprefix("Value error, ")
     return f"{'.'.join(map(str, found['loc']))}: {sentence} (given: {found['input']!r})"
-
-
-def _constructor_of(environment_class: type[TaskEnvironment]) -> inspect.Signature:
-    """The signature, whose annotations are texts if one names something that exists only for type checkers."""
-    try:
-        return inspect.signature(environment_class, eval_str=True)
-    except Exception:  # noqa: BLE001 - evaluating a text raises anything
-        return inspect.signature(environment_class)
 
 
 def _validated(arguments: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,7 +74,6 @@ class ChatModel(Protocol):
             ModelUnavailable: no answer, or temporary failures, for as long as the config says.
             ModelRefused: the server refuses the request.
         """
-        ...
 
 
 class RewardModel(Protocol):
@@ -87,7 +86,6 @@ class RewardModel(Protocol):
             ModelUnavailable: no replica answers.
             ModelRefused: the conversation cannot be scored.
         """
-        ...
 
 
 @dataclass

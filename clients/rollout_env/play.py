@@ -102,7 +102,10 @@ async def aplay(
     """`play` for a running event loop: `await aplay(...)`."""
     if isinstance(replies, str):
         raise TypeError(f"replies must be a list of strings, one a turn, got one string: {replies!r}.")
-    rollout = ScriptedRollout(_chosen_sample(environment, sample, seed))
+    if not isinstance(sample, Mapping):
+        index = sample or 0
+        sample = environment.example_samples(index + 1, seed)[index]
+    rollout = ScriptedRollout(sample)
     await begin(rollout, environment)
     steps = RolloutSteps([environment])
     try:
@@ -143,13 +146,6 @@ def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run(coroutine)
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(asyncio.run, coroutine).result()
-
-
-def _chosen_sample(environment: TaskEnvironment, sample: Sample | int | None, seed: int) -> Sample:
-    if isinstance(sample, Mapping):
-        return sample
-    index = sample or 0
-    return environment.example_samples(index + 1, seed)[index]
 
 
 class ScriptedRollout:

@@ -61,7 +61,6 @@ class SimulatedUser(Protocol):
             ModelUnavailable: the user's model does not answer.
             ModelRefused: its server refuses the request.
         """
-        ...
 
 
 @dataclass(frozen=True)

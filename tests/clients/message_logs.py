@@ -3,7 +3,7 @@
 from typing import Any
 
 from rollout_client import SampleResult
-from tests.clients.scripted_service import Json, result
+from tests.clients.scripted_service import DIED, Json, result
 
 
 def given_message(*token_ids: int, role: str = "user") -> Json:
@@ -23,8 +23,7 @@ def rollout(*message_log: Json, reward: float | None = 1.0, **fields: Any) -> Sa
 
 
 def failed(*message_log: Json, **fields: Any) -> SampleResult:
-    error = {"kind": "generation", "message": "The replica died.", "retryable": True}
-    return rollout(*message_log, **({"reward": None, "status": "error", "error": error} | fields))
+    return rollout(*message_log, **({"reward": None, "status": "error", "error": DIED} | fields))
 
 
 TWO_TURNS = rollout(

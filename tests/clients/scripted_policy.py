@@ -5,8 +5,10 @@ import re
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -14,6 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import zstandard
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from rollout_client.contract.policy import (
     NamedPolicyState,
@@ -27,7 +30,7 @@ from rollout_client.contract.policy import (
 from rollout_client.weights.checksum import file_digest
 
 RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-CREATED_AT = "2026-01-01T00:00:00Z"
+CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 CUT = "cut"
 """Closes the connection without an answer, before anything of the body counts."""
 CUT_AFTER = "cut after"
@@ -91,13 +94,8 @@ class ScriptedPolicy:
     def state(self) -> PolicyState:
         current = self.polls.popleft() if self.polls else max(self.versions)
         infos = [
-            VersionInfo.model_validate(
-                {
-                    "version": version,
-                    "kind": "full",
-                    "created_at": CREATED_AT,
-                    "checksum": self.checksum_of(version, content),
-                }
+            VersionInfo(
+                version=version, kind="full", created_at=CREATED_AT, checksum=self.checksum_of(version, content)
             )
             for version, content in self.versions.items()
         ]
@@ -161,19 +159,12 @@ def handler(policy: ScriptedPolicy) -> type[BaseHTTPRequestHandler]:
                 layout = layout_of(policy.layout)
                 self.answer(200, layout.model_copy(update={"max_lora_rank": policy.max_lora_rank}))
             elif place.path == "/policy":
-                self.answer_policy(int(dict(parse_qsl(place.query)).get("min_version", 0)))
-            else:
-                self.answer_upload(int(place.path.split("/")[3]))
-
-        def answer_policy(self, min_version: int) -> None:
-            state = policy.state()
-            if state.current >= min_version:
-                self.answer(200, state)
-            else:
-                self.answer(409, problem(409, "urn:rollout:problem:policy-not-current"))
-
-        def answer_upload(self, version: int) -> None:
-            if version in policy.uploads:
+                state = policy.state()
+                if state.current >= int(dict(parse_qsl(place.query)).get("min_version", 0)):
+                    self.answer(200, state)
+                else:
+                    self.answer(409, problem(409, "urn:rollout:problem:policy-not-current"))
+            elif (version := int(place.path.split("/")[3])) in policy.uploads:
                 self.answer(200, UploadState(version=version, received_bytes=len(policy.uploads[version])))
             else:
                 self.answer(404, problem(404))
@@ -201,33 +192,29 @@ def handler(policy: ScriptedPolicy) -> type[BaseHTTPRequestHandler]:
             step = policy.script.popleft() if policy.script else None
             if isinstance(step, tuple):
                 self.answer(step[0], problem(step[0]) | step[1])
-                return
-            if step == CUT:
+            elif step == CUT:
                 self.hang_up()
-                return
-            if step == DAMAGED:
+            elif step == DAMAGED:
                 policy.uploads.clear()
                 self.answer(400, problem(400, "urn:rollout:problem:chunk-damaged"))
-                return
-            if headers["content-type"] == "application/json":
+            elif headers["content-type"] == "application/json":
                 policy.versions[put.version] = body
                 self.answer(200, policy.update(put.version))
-                return
-            status, answer = policy.take(put)
-            if step == FORGET:
-                policy.uploads.clear()
-            if step is None:
-                self.answer(status, answer)
             else:
-                self.hang_up()
+                answer = policy.take(put)
+                if step == FORGET:
+                    policy.uploads.clear()
+                if step is None:
+                    self.answer(*answer)
+                else:
+                    self.hang_up()
 
         def hang_up(self) -> None:
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
 
         def answer(self, status: int, answer: BaseModel | dict[str, Any]) -> None:
-            said = answer if isinstance(answer, BaseModel) else _Document.model_validate(answer)
-            body = said.model_dump_json().encode()
+            body = to_json(answer)
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(body)))
@@ -240,23 +227,14 @@ def handler(policy: ScriptedPolicy) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-class _Document(BaseModel, extra="allow"):
-    pass
-
-
-class PolicyServer:
+@contextmanager
+def serving(policy: ScriptedPolicy) -> Iterator[ScriptedPolicy]:
     """Serves `policy` on a free port of loopback, for the length of a block."""
-
-    def __init__(self, policy: ScriptedPolicy) -> None:
-        self._policy = policy
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler(policy))
-        self._server.daemon_threads = True
-
-    def __enter__(self) -> ScriptedPolicy:
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        self._policy.url = f"http://127.0.0.1:{self._server.server_port}"
-        return self._policy
-
-    def __exit__(self, *_exception: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler(policy)) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        policy.url = f"http://127.0.0.1:{server.server_port}"
+        try:
+            yield policy
+        finally:
+            server.shutdown()

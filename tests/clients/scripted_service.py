@@ -38,10 +38,28 @@ REJECTED: Json = {
         }
     ],
 }
+DIED: Json = {"kind": "generation", "message": "The replica died.", "retryable": True}
 SUMMARY: Json = {
     "request_id": "r1",
     "metrics": {"mean_total_reward": 0.5, "total_turns": 4.0, "per_worker_token_counts": {"x7": 4}},
     "policy": {"oldest": "0", "newest": "0", "current": "0"},
+}
+
+INFO: Json = {
+    "model": {"name": "org/model", "revision": "4e20de", "vocab_size": 262, "max_model_len": 100},
+    "tokenizer": {
+        "vocabulary_sha256": "0123456789abcdef",
+        "vocabulary_size": 260,
+        "encodings": [],
+        "chat_template_sha256": None,
+        "rendered_chat": None,
+    },
+    "limits": {"max_seq_len": 100, "admission": {"max_rollouts": 9, "max_tokens": None}, "of_a_newer_service": None},
+    "versions": {"service": "0.9", "contract": "1.7", "engine": "vllm 0.32", "ray": "2.60", "transformers": "5.19"},
+    "policy_version": 3,
+    "tasks": ["math", "[code]"],
+    "follow": None,
+    "keeps_records": True,
 }
 
 
@@ -59,30 +77,20 @@ def result(idx: int = 0, generation_index: int = 0, content: str = "\\boxed{2}",
         "finish_reason": "stop",
         "reward": 1.0,
     }
+    ending = {"total_reward": 1.0, "terminated": True, "truncated": False, "max_turns_reached": False}
+    counts = {"turn_count": 1, "total_tokens": 2, "assistant_tokens": 2, "env_tokens": 0, "turn_gen_tokens": [2]}
     return {
         "idx": idx,
         "generation_index": generation_index,
         "task_name": "math",
         "message_log": [prompt, response],
-        "total_reward": 1.0,
         "rewards": {},
         "status": "completed",
-        "terminated": True,
-        "truncated": False,
-        "max_turns_reached": False,
         "extra_env_info": {"ground_truth": "2"},
-        "metrics": {
-            "turn_count": 1,
-            "total_tokens": 2,
-            "assistant_tokens": 2,
-            "env_tokens": 0,
-            "terminated": True,
-            "truncated": False,
-            "max_turns_reached": False,
-            "total_reward": 1.0,
-            "turn_gen_tokens": [2],
-        },
-    } | fields
+        "metrics": counts | ending,
+        **ending,
+        **fields,
+    }
 
 
 CLIPPED = result()
@@ -112,16 +120,11 @@ def ndjson(*lines: Json) -> Response:
     return StreamingResponse(stream(), media_type=NDJSON)
 
 
-def arrow(*results: Json) -> Response:
+def arrow(*results: Json | SampleResult) -> Response:
     answer = ArrowResponseEncoder()
     for position, played in enumerate(results):
         answer.add(position, SampleResult.model_validate(played))
     return Response(b"".join(answer.body(RolloutSummary(**SUMMARY))), media_type=ARROW)
-
-
-async def posted(request: Request) -> Json:
-    body: Json = await request.json()
-    return body
 
 
 def problem(document: Json, headers: dict[str, str] | None = None) -> Response:
@@ -165,9 +168,7 @@ class ScriptedService:
         self.hung_up = threading.Event()
         """Set when a client left a stream of `hanging` before its end."""
         self.app = FastAPI()
-        self._add_rollout()
-        self._add_tasks()
-        self._add_info()
+        self._add_routes()
 
     def hanging(self, *lines: Json) -> Response:
         """Sends `lines`, then nothing more, and does not end."""
@@ -183,10 +184,10 @@ class ScriptedService:
 
         return StreamingResponse(stream(), media_type=NDJSON)
 
-    def _add_rollout(self) -> None:
+    def _add_routes(self) -> None:
         @self.app.post("/rollout")
         async def rollout(request: Request) -> Response:
-            body = await posted(request)
+            body: Json = await request.json()
             self.bodies.append(body)
             self.headers.append(request.headers)
             if self.rollouts:
@@ -201,7 +202,6 @@ class ScriptedService:
         async def readyz() -> Response:
             return self.readiness.popleft() if self.readiness else JSONResponse({"status": "ready"})
 
-    def _add_tasks(self) -> None:
         @self.app.get("/tasks")
         async def tasks() -> Json:
             types = [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]
@@ -222,7 +222,6 @@ class ScriptedService:
                 page["sample_count"] = len(self.benchmark)
             return JSONResponse(page)
 
-    def _add_info(self) -> None:
         @self.app.get("/info")
         async def info() -> Response:
             self.info_requests.append("/info")

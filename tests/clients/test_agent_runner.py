@@ -3,6 +3,7 @@
 import asyncio
 from copy import deepcopy
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -74,9 +75,7 @@ def test_each_run_gets_a_sample_of_its_own_which_it_may_change(typed: bool) -> N
 
 
 def test_a_sample_that_is_not_json_is_named_before_a_run_begins() -> None:
-    async def agent(_base_url: str, _api_key: str, _sample: SampleInput) -> float:
-        raise AssertionError("A run has begun.")
-
+    agent = AsyncMock(side_effect=AssertionError("A run has begun."))
     samples: list[Any] = [PROMPTS[0], {**PROMPTS[1], "extra_env_info": {"handle": object()}}]
     with pytest.raises(NotJson, match=r"^samples\[1\]\.extra_env_info\.handle: "):
         AgentService().call(lambda client: play_agent(client, agent, samples))
@@ -195,9 +194,7 @@ def test_leaving_early_cancels_the_runs_and_ends_their_sessions() -> None:
 
 
 def test_a_session_that_is_refused_ends_all() -> None:
-    async def agent(_base_url: str, _api_key: str, _sample: SampleInput) -> float:
-        return 0.0
-
+    agent = AsyncMock(return_value=0.0)
     without_sessions = ScriptedHttp(model_server=ScriptedModelServer())
     with pytest.raises(StatusError, match="sessions") as refused:
         without_sessions.call(lambda client: play_agent(client, agent, PROMPTS))

@@ -1,10 +1,14 @@
 """Readings of a rollout for a trainer: final rewards, token rows, advantages, staleness, seats."""
 
+from dataclasses import astuple
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_client import RolloutResponse, SampleResult
+from rollout_client.contract.rollouts import SampleStatus
 from rollout_client.results import (
     RolloutsNotFinal,
     Staleness,
@@ -23,20 +27,10 @@ from tests.clients.scripted_service import SUMMARY, Json, result
 # Final rewards
 
 
-@pytest.mark.parametrize(
-    ("status", "expected"),
-    [
-        ("completed", 2.5),
-        ("truncated", 2.5),
-        ("max_turns", 2.5),
-        ("deadline", None),
-        ("cancelled", None),
-        ("stale", None),
-        ("error", None),
-    ],
-)
-def test_a_reward_is_final_unless_the_rollout_was_cut_off(status: str, expected: float | None) -> None:
-    assert final_reward(rollout(generated(1), reward=2.5, status=status)) == expected
+def test_a_reward_is_final_unless_the_rollout_was_cut_off() -> None:
+    rewards = {name: final_reward(rollout(generated(1), reward=2.5, status=name)) for name in get_args(SampleStatus)}
+    final = {"completed": 2.5, "truncated": 2.5, "max_turns": 2.5}
+    assert rewards == {**dict.fromkeys(("deadline", "cancelled", "stale", "error")), **final}
 
 
 def test_a_rollout_is_clipped_whose_last_response_its_length_has_cut() -> None:
@@ -72,14 +66,9 @@ def test_a_row_is_the_concatenated_log_with_the_generated_tokens_marked() -> Non
 
 
 def test_without_its_tail_a_row_ends_at_its_last_generated_token() -> None:
-    assert token_row(TWO_TURNS).without_tail() == TokenRow(
-        token_ids=[1, 2, 3, 4, 5, 6],
-        loss_mask=[0, 0, 1, 1, 0, 1],
-        generation_logprobs=[0, 0, -0.25, -0.25, 0, -1.5],
-        weight_versions=[-1, -1, 7, 8, -1, 8],
-        prompt_length=2,
-        generated_length=6,
-    )
+    *columns, prompt_length, generated_length = astuple(token_row(TWO_TURNS))
+    kept = (*(column[:6] for column in columns), prompt_length, generated_length)
+    assert astuple(token_row(TWO_TURNS).without_tail()) == kept
 
 
 def test_a_row_without_a_generated_token_is_all_prompt() -> None:
@@ -96,15 +85,10 @@ def test_tokens_that_were_not_sampled_freely_stay_as_context() -> None:
     assert row.part(2, 9).generated_length == 5
 
 
-def test_the_versions_of_a_message_that_was_not_generated_are_unknown() -> None:
-    spans = [{"version": "4", "start": 0, "end": 2}]
-    assert token_row(rollout(given_message(1, 2) | {"weight_versions": spans})).weight_versions == [-1, -1]
-
-
-def test_a_span_that_reaches_beyond_its_message_ends_with_it() -> None:
-    spans = [{"version": "4", "start": 1, "end": 9}]
-    row = token_row(rollout(generated(1, 2, weight_versions=spans), given_message(3)))
-    assert row.weight_versions == [-1, 4, -1]
+def test_a_span_is_of_generated_tokens_and_ends_with_its_message() -> None:
+    spans: Json = {"weight_versions": [{"version": "4", "start": 1, "end": 9}]}
+    row = token_row(rollout(given_message(1, 2) | spans, generated(1, 2, **spans), given_message(3)))
+    assert row.weight_versions == [-1, -1, -1, 4, -1]
 
 
 def test_a_generated_message_needs_one_logprob_per_token() -> None:
@@ -203,11 +187,11 @@ def test_a_response_is_all_of_its_samples_together() -> None:
 
 
 BESIDE = {"message_log": [given_message(7), generated(8)]}
+SEAT = {"message_log": [given_message(1), generated(3)], "rewards": {"seat_1": -1.0}}
 
 
 def test_each_seat_is_a_rollout_with_its_own_log_and_rewards() -> None:
-    other = {"message_log": [given_message(1), generated(3)], "rewards": {"seat_1": -1.0}}
-    game = rollout(given_message(1), generated(2), rewards={"seat_0": 1.0}, reward=1.0, branches=[BESIDE, other])
+    game = rollout(given_message(1), generated(2), rewards={"seat_0": 1.0}, reward=1.0, branches=[BESIDE, SEAT])
     first, second = seats_of(game)
     assert (first.message_log, first.rewards, first.total_reward) == (game.message_log, {"seat_0": 1.0}, 1.0)
     assert first.branches == game.branches[:1]
@@ -216,8 +200,7 @@ def test_each_seat_is_a_rollout_with_its_own_log_and_rewards() -> None:
 
 
 def test_a_failed_game_has_no_known_reward_in_any_seat() -> None:
-    other = {"message_log": [given_message(1), generated(3)], "rewards": {"seat_1": -1.0}}
-    game = rollout(given_message(1), generated(2), rewards={"seat_0": 1.0}, branches=[other])
+    game = rollout(given_message(1), generated(2), rewards={"seat_0": 1.0}, branches=[SEAT])
     assert [seat.total_reward for seat in seats_of(game.model_copy(update={"total_reward": None}))] == [None, None]
 
 

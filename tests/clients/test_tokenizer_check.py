@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from rollout_client.contract.info import ModelInfo, ServiceInfo, ServiceVersions
+from rollout_client.contract.info import ServiceInfo
 from rollout_client.errors import TokenizerDiffers
 from rollout_client.tokenizer_check import (
     check_tokenizer,
@@ -18,9 +18,9 @@ from rollout_client.tokenizer_check import (
     tokenizer_info,
     tokens_by_id,
 )
+from tests.clients.scripted_service import INFO, Json
 from tests.paths import TINY_MODEL
 
-Json = dict[str, Any]
 VOCABULARY_SIZE = 262
 
 
@@ -39,14 +39,8 @@ def changed(folder: Path, change: Callable[[Json], None]) -> Any:
 
 
 def service_info(tokenizer: Any, vocab_size: int = VOCABULARY_SIZE) -> ServiceInfo:
-    return ServiceInfo(
-        model=ModelInfo(name="tiny", vocab_size=vocab_size, max_model_len=100),
-        tokenizer=tokenizer_info(tokenizer),
-        limits={},
-        versions=ServiceVersions(service="", contract="", engine="", ray="", transformers=""),
-        policy_version=0,
-        tasks=[],
-    )
+    model = INFO["model"] | {"vocab_size": vocab_size}
+    return ServiceInfo.model_validate(INFO | {"model": model, "tokenizer": tokenizer_info(tokenizer)})
 
 
 def test_a_tokenizer_equals_one_that_was_saved_used_and_loaded_again(tmp_path: Path) -> None:

@@ -28,11 +28,7 @@ def env(context: typer.Context) -> None:
 SERVER_COMMANDS = "rollout_client.server_commands"
 """The group of entry points by which the server's package brings its commands."""
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Plays rollouts at a rollout service, shows and changes its weights.",
-    pretty_exceptions_show_locals=False,
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
 
 
 def _show_version(is_asked: bool) -> None:

@@ -52,10 +52,9 @@ class Connection:
 
 def _json_object_of(text: str) -> dict[str, Any]:
     try:
-        value: dict[str, Any] = JSON_OBJECT.validate_json(text)
+        return JSON_OBJECT.validate_json(text)
     except ValidationError as error:
         raise typer.BadParameter(f"{text} is not a JSON object: {error.errors()[0]['msg']}") from error
-    return value
 
 
 JSON_OBJECT = TypeAdapter(dict[str, Any])

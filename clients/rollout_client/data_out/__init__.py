@@ -1,1 +1,1 @@
-"""The rollouts of a response as tables, files, a notebook's HTML and the metrics of an experiment tracker."""
+"""The rollouts of a response as tables, as files, and as training data."""

@@ -188,9 +188,8 @@ class _Exporter:
     def _row(self, sample: SampleResult) -> Row:
         if self._format == "tokens":
             return labelled_tokens(sample, self._selection.turns)
-        conversation = Conversation.of(sample, self._selection.turns)
-        conversation.check_completion(may_have_observations=True)
-        return {**conversation.chat(self._source), **template_fields(sample)}
+        _, chat = self._chat(sample, may_have_observations=True)
+        return {**chat, **template_fields(sample)}
 
     def _source(self, name: str) -> str:
         if self._image_file is None:
@@ -211,7 +210,7 @@ class _Exporter:
             given = [
                 (sample, *pairable)
                 for sample in group
-                if (pairable := self._try(partial(self._pairable, sample))) is not None
+                if (pairable := self._try(partial(self._chat, sample, may_have_observations=False))) is not None
             ]
             pairs = list(self._pairs_of(given))
             taken = pairs[: self._selection.pairs_per_group]
@@ -241,9 +240,9 @@ class _Exporter:
             if is_apart and one.prompt_key == other.prompt_key and texts[0] != texts[1]:
                 yield better, worse
 
-    def _pairable(self, sample: SampleResult) -> tuple[Conversation, Row]:
+    def _chat(self, sample: SampleResult, may_have_observations: bool) -> tuple[Conversation, Row]:
         conversation = Conversation.of(sample, self._selection.turns)
-        conversation.check_completion(may_have_observations=False)
+        conversation.check_completion(may_have_observations)
         return conversation, conversation.chat(self._source)
 
 

@@ -185,7 +185,12 @@ def _changed_fields(
         "rollout_id": [sample.rollout_id for sample in samples],
     }
     if not_final == "mask" or MASKED_LOSS_MULTIPLIER in batch:
-        changed |= _loss_multipliers(batch, rewards)
+        # The multipliers are 0 for samples without a final reward; those that these had before are kept beside them.
+        multiplier, masked = batch.get("loss_multiplier"), batch.get(MASKED_LOSS_MULTIPLIER)
+        given = torch.as_tensor([1.0] * len(rewards) if multiplier is None else multiplier)
+        given = given if masked is None else given + torch.as_tensor(masked)
+        is_final = torch.tensor([reward is not None for reward in rewards])
+        changed |= {"loss_multiplier": given * is_final, MASKED_LOSS_MULTIPLIER: given * ~is_final}
     return changed
 
 
@@ -221,12 +226,3 @@ def _prompt_tokens(log: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
     """Tokens before the first response, which the rollouts of one prompt share even when they are resumed."""
     prompt = takewhile(lambda message: not _is_response(message), log)
     return tuple(token for message in prompt for token in json_value(message["token_ids"]))
-
-
-def _loss_multipliers(batch: Mapping[str, Any], rewards: Sequence[float | None]) -> dict[str, torch.Tensor]:
-    """Multipliers with 0 for samples without a final reward, and the values that these had before."""
-    multiplier, masked = batch.get("loss_multiplier"), batch.get(MASKED_LOSS_MULTIPLIER)
-    given = torch.as_tensor([1.0] * len(rewards) if multiplier is None else multiplier)
-    given = given if masked is None else given + torch.as_tensor(masked)
-    is_final = torch.tensor([reward is not None for reward in rewards])
-    return {"loss_multiplier": given * is_final, MASKED_LOSS_MULTIPLIER: given * ~is_final}

@@ -10,10 +10,10 @@ and calls the model under `base_url`. The service records the generations, on wh
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 from rollout_client.agent_runner import Agent, AgentRollout, play_agent
 from rollout_client.calls.async_client.client import AsyncRolloutClient
@@ -32,7 +32,6 @@ NOTHING = SampleResult.model_construct(
 )
 """A run without a generation."""
 OF_A_SESSION = frozenset({"sampling", "policy", "deadline_s"})
-Returned = TypeVar("Returned")
 
 
 class AgentsFailed(RolloutError):
@@ -93,7 +92,9 @@ class AgentRolloutFunc(ServiceRolloutFunc):
             async with self._connect() as client:
                 return await play_agent(client, self._agent, samples, **self._runs, **given)
 
-        rollouts = [rollout for [rollout] in _in_a_thread(played())]
+        # In a notebook this thread has an event loop already.
+        with ThreadPoolExecutor(1) as thread:
+            rollouts = [rollout for [rollout] in thread.submit(asyncio.run, played()).result()]
         if rollouts and all(rollout.error is not None for rollout in rollouts):
             raise AgentsFailed(
                 f"All {len(rollouts)} runs of the agent failed; the first: {rollouts[0].error!r}"
@@ -109,9 +110,3 @@ def _sample_of(rollout: AgentRollout) -> SampleResult:
         return NOTHING
     latest = rollout.samples[-1]
     return latest if rollout.error is None else latest.model_copy(update={"status": "error"})
-
-
-def _in_a_thread(coroutine: Coroutine[Any, Any, Returned]) -> Returned:
-    """Runs the coroutine to its result in a thread: in a notebook this one has an event loop already."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, coroutine).result()

@@ -206,7 +206,9 @@ class ServiceRolloutWorker(AsyncRolloutWorker):
     def check_health(self, stale_after_s: float) -> None:
         """Raises `WorkerFailed` if the worker has ended, or its event loop was blocked for over `stale_after_s`."""
         if self._outcome is not None and self._outcome.done():
-            cause = _first_of(self._outcome.exception())
+            cause = self._outcome.exception()
+            while isinstance(cause, BaseExceptionGroup):
+                cause = cause.exceptions[0]
             raise WorkerFailed(f"The rollout worker has ended: {cause or 'it was stopped'}") from cause
         age_s = time.monotonic() - self._heartbeat_at
         if self._outcome is not None and age_s > stale_after_s:
@@ -334,10 +336,3 @@ def rows_from(dataset: Any, first: int) -> Iterator[Mapping[str, Any]]:
     if first:
         yield from (dataset[place] for place in range(first % len(dataset), len(dataset)))
     yield from itertools.chain.from_iterable(itertools.repeat(dataset))
-
-
-def _first_of(error: BaseException | None) -> BaseException | None:
-    """The first error within nested exception groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

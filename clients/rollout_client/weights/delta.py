@@ -139,18 +139,14 @@ def delta_entries(delta: Header, base: Mapping[str, TensorEntry]) -> dict[str, D
         gaps, values = by_name.get(name + GAPS), by_name.get(name + VALUES)
         if gaps is None or values is None:
             raise BadDelta(name, f"{name}{VALUES if values is None else GAPS} is missing.")
-        _check_entries(name, gaps, values, base[name])
+        if gaps.dtype != "I32":
+            raise BadDelta(name, f"gaps are {gaps.dtype}; they must be I32.")
+        if values.dtype != base[name].dtype:
+            raise BadDelta(name, f"values are {values.dtype} where the base has {base[name].dtype}.")
+        if len(gaps.shape) != 1 or gaps.shape != values.shape:
+            raise BadDelta(name, f"gaps and values have shapes {gaps.shape} and {values.shape}: both must be one [n].")
         changed[name] = (gaps, values)
     return changed
-
-
-def _check_entries(name: str, gaps: TensorEntry, values: TensorEntry, base: TensorEntry) -> None:
-    if gaps.dtype != "I32":
-        raise BadDelta(name, f"gaps are {gaps.dtype}; they must be I32.")
-    if values.dtype != base.dtype:
-        raise BadDelta(name, f"values are {values.dtype} where the base has {base.dtype}.")
-    if len(gaps.shape) != 1 or gaps.shape != values.shape:
-        raise BadDelta(name, f"gaps and values have shapes {gaps.shape} and {values.shape}: both must be one [n].")
 
 
 def read_changes(path: str | PathLike[str], header: Header, entry: DeltaEntry) -> TensorChanges:

@@ -43,7 +43,8 @@ class TorchTensor(SourceTensor):
 
     @property
     def dtype(self) -> str:
-        return _dtype_name(self.tensor)
+        """As safetensors names it, or torch where safetensors has no name."""
+        return NAMES.get(self.tensor.dtype, str(self.tensor.dtype))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,11 +72,6 @@ class TorchTensor(SourceTensor):
         if isinstance(self.tensor, DTensor) or isinstance(other.tensor, DTensor):
             return False
         return mine.device == others.device and mine.dtype == others.dtype and torch.equal(mine, others)
-
-
-def _dtype_name(tensor: torch.Tensor) -> str:
-    """The name of the dtype in safetensors, or in torch where safetensors has none."""
-    return NAMES.get(tensor.dtype, str(tensor.dtype))
 
 
 def _local_shard(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from rollout_client.contract.policy import PolicyState, PolicyUpdate, Version, W
 from rollout_client.errors import WeightsDiffer
 from rollout_client.weights.checksum import ThreadedChecksum
 from rollout_client.weights.delta import TensorChanges, apply_changes, as_bits, delta_weights, encode_changes
-from rollout_client.weights.safetensors_file import Data, Header, TensorEntry, Weights
+from rollout_client.weights.safetensors_file import Data, Header, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,15 @@ class PushedWeights:
 
     def capture(self, weights: Weights) -> CapturedWeights:
         """Reads `weights` once. Returns the changes since the last push, or full weights where these are smaller."""
-        self._fit_to(weights.header)
+        if weights.header.entries != self._header.entries:
+            self.forget()
+            self._header = weights.header
+            self._tensors = {entry.name: bytearray(entry.size_bytes) for entry in weights.header.entries}
         with ThreadedChecksum() as checksum:
             changes = self._read(weights, checksum if self._is_verified else None)
             digest = checksum.hexdigest() if self._is_verified else None
         if self._version is None:
-            full = Weights(self._header, self._copy_of, checksum=digest)
+            full = Weights(self._header, lambda entry: iter([memoryview(self._tensors[entry.name])]), checksum=digest)
             return CapturedWeights(full, None, digest, is_partial=self._is_partial)
         return CapturedWeights(delta_weights(changes, self._header), self._version, digest, changes)
 
@@ -108,20 +111,11 @@ class PushedWeights:
                 "its rollouts are of other weights. Push again; full weights are sent then."
             )
 
-    def _fit_to(self, header: Header) -> None:
-        if header.entries != self._header.entries:
-            self.forget()
-            self._header = header
-            self._tensors = {entry.name: bytearray(entry.size_bytes) for entry in header.entries}
-
     def _apply(self, changes: dict[str, TensorChanges]) -> None:
         dtypes = {entry.name: entry.dtype for entry in self._header.entries}
         for name, changed in changes.items():
             apply_changes(name, as_bits(dtypes[name], self._tensors[name]), changed)
         changes.clear()
-
-    def _copy_of(self, entry: TensorEntry) -> Iterator[Data]:
-        yield memoryview(self._tensors[entry.name])
 
 
 def _joined(blocks: Iterator[Data]) -> Data:

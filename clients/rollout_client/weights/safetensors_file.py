@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from rollout_client.errors import shortened
+
 Data = bytes | bytearray | memoryview
 """Bytes of a tensor, or a part of them. A `memoryview` has items of one byte."""
 
@@ -137,7 +139,7 @@ def read_header_of(file: BinaryIO, file_bytes: int, path: str | os.PathLike[str]
     try:
         header = parse_header(text)
     except ValueError as error:
-        raise NotSafetensors(f"{path}: {_excerpt(str(error))}") from error
+        raise NotSafetensors(f"{path}: {shortened(str(error), MAX_SHOWN)}") from error
     if header.file_bytes != file_bytes:
         raise NotSafetensors(f"{path} has {file_bytes} bytes, its header says {header.file_bytes}: it is not whole.")
     return header
@@ -179,7 +181,7 @@ def _parse_entry(name: str, document: object) -> TensorEntry:
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise NotSafetensors(f"{name} has the dtype {dtype!r}, which is not known.")
     if not _is_sizes(shape) or not _is_sizes(offsets) or len(offsets) != 2:
-        raise NotSafetensors(f"{_excerpt(name)} has a shape or data_offsets that are not sizes.")
+        raise NotSafetensors(f"{shortened(name, MAX_SHOWN)} has a shape or data_offsets that are not sizes.")
     begin, end = offsets
     if end - begin != math.prod(shape) * DTYPE_BYTES[dtype]:
         raise NotSafetensors(f"{name} has {end - begin} bytes, which is not its shape {shape} of {dtype}.")
@@ -196,10 +198,6 @@ def _is_sizes(value: object) -> bool:
 def _is_text(value: object) -> bool:
     """Whether `value` is a text that UTF-8 can encode: JSON can spell lone surrogates, which it cannot."""
     return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
-
-
-def _excerpt(text: str) -> str:
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -242,7 +240,6 @@ class SourceTensor(Protocol):
     @property
     def dtype(self) -> str:
         """Dtype as safetensors names it: `BF16`, `F32`, ..."""
-        ...
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -254,7 +251,6 @@ class SourceTensor(Protocol):
 
     def blocks(self, dtype: str) -> Iterator[Data]:
         """Its data, cast to `dtype`, little-endian, in blocks of any size."""
-        ...
 
     def is_tied_to(self, other: "SourceTensor") -> bool:  # noqa: ARG002 - for those that can compare
         """Whether `other`, of the same shape, is the same tensor under another name."""

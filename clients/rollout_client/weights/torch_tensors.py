@@ -94,7 +94,9 @@ def torch_tensors(source: TorchSource, layout: PolicyLayout, is_partial: bool = 
         ValueError: a tensor cannot be converted; the message names it.
     """
     module = source if isinstance(source, nn.Module) else source.module if isinstance(source, GatheredState) else None
-    tensors = _state_of(source)
+    given = source.state if isinstance(source, GatheredState) else source
+    state = given.state_dict() if isinstance(given, nn.Module) else given
+    tensors = {name: TorchTensor(tensor) for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
     if module is None:
         return _without_wrappers(tensors)
     adapted = _AdaptedLayers(module)
@@ -109,13 +111,6 @@ def torch_tensors(source: TorchSource, layout: PolicyLayout, is_partial: bool = 
     unsaved = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     saved = {name: tensor for name, tensor in tensors.items() if name not in unsaved}
     return checkpoint_tensors(model, saved, layout.tensors)
-
-
-def _state_of(source: TorchSource) -> dict[str, TorchTensor]:
-    if isinstance(source, GatheredState):
-        source = source.state
-    state = source.state_dict() if isinstance(source, nn.Module) else source
-    return {name: TorchTensor(tensor) for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
 
 
 def _without_wrappers(tensors: Mapping[str, TorchTensor]) -> dict[str, TorchTensor]:

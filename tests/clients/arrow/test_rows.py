@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rollout_client.arrow.rows import record_batch, rows_of
 from rollout_client.arrow.schema import FURTHER_FIELDS, json_text
+from tests.clients.data_out.responses import json_values, texts
 
 PART = pa.struct([("name", pa.string()), ("count", pa.int32()), FURTHER_FIELDS])
 SCHEMA = pa.schema(
@@ -24,12 +25,6 @@ SCHEMA = pa.schema(
         ("parts", pa.list_(PART)),
         FURTHER_FIELDS,
     ]
-)
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | texts,
-    lambda children: st.lists(children, max_size=2) | st.dictionaries(texts, children, max_size=2),
-    max_leaves=4,
 )
 
 

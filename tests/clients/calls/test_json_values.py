@@ -2,7 +2,7 @@
 
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,19 +16,13 @@ from rollout_client import AsyncRolloutClient, SampleInput
 from rollout_client.calls.json_values import json_bytes, json_value
 from rollout_client.errors import NotJson
 from tests.clients.client_calls import call, play
-from tests.clients.scripted_service import Json, ScriptedService, running, sample
+from tests.clients.scripted_service import Json, ScriptedService, sample
 
 CIRCLE: list[Any] = [1]
 CIRCLE.append(CIRCLE)
 HANDLE = object()
 NOBODY = "http://127.0.0.1:1"
 """Nothing listens there: a request that was sent would fail otherwise."""
-
-
-@pytest.fixture
-def service() -> Iterator[ScriptedService]:
-    with running(ScriptedService()) as scripted:
-        yield scripted
 
 
 def in_numpy_or_torch(value: Any, draw: Callable[[int], int]) -> Any:

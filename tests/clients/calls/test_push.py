@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,9 @@ from tenacity import wait_none
 from rollout_client import AsyncRolloutClient, RequestRejected, RolloutTimeout, ServiceUnreachable
 from rollout_client.contract.policy import NamedPolicyState, PushResult
 from rollout_client.weights.file_tensors import RankTooHigh
-from rollout_client.weights.safetensors_file import NotSafetensors
+from rollout_client.weights.safetensors_file import NotSafetensors, parse_header
 from rollout_client.weights.sources import full_weights
-from tests.clients.scripted_policy import (
-    CUT,
-    CUT_AFTER,
-    DAMAGED,
-    FORGET,
-    PolicyServer,
-    ScriptedPolicy,
-    digest_of,
-    layout_of,
-)
+from tests.clients.scripted_policy import CUT, CUT_AFTER, DAMAGED, FORGET, ScriptedPolicy, digest_of, layout_of, serving
 
 LAYOUT = {"embed.weight": ("BF16", [4, 3]), "norm.weight": ("BF16", [3])}
 
@@ -34,7 +25,7 @@ LAYOUT = {"embed.weight": ("BF16", [4, 3]), "norm.weight": ("BF16", [3])}
 @pytest.fixture
 def policy(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedPolicy]:
     monkeypatch.setattr("rollout_client.retry.BACKOFF", wait_none())
-    with PolicyServer(ScriptedPolicy(layout=dict(LAYOUT))) as served:
+    with serving(ScriptedPolicy(layout=dict(LAYOUT))) as served:
         yield served
 
 
@@ -64,6 +55,10 @@ def arrived(policy: ScriptedPolicy, version: int) -> dict[str, torch.Tensor]:
 
 def same(tensors: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
     return tensors.keys() == others.keys() and all(torch.equal(tensors[name], others[name]) for name in tensors)
+
+
+def metadata_of(content: bytes) -> Mapping[str, str]:
+    return parse_header(content[8 : 8 + int.from_bytes(content[:8], "little")]).metadata
 
 
 def saved_adapter(folder: Path, config: str = '{"r": 2}') -> Path:
@@ -123,10 +118,8 @@ def test_a_folder_is_uploaded_as_its_index_says_and_cast(policy: ScriptedPolicy,
 
 def test_an_adapter_is_sent_with_its_config_in_the_metadata(policy: ScriptedPolicy, tmp_path: Path) -> None:
     push(policy, saved_adapter(tmp_path, '{"r": 2}\n'), kind="adapter")
-    content = policy.content(1)
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    assert header["__metadata__"] == {"format": "pt", "adapter_config": '{"r": 2}\n'}
-    assert same(load(content), {"lora_A.weight": torch.ones(2, 3)})
+    assert metadata_of(policy.content(1)) == {"format": "pt", "adapter_config": '{"r": 2}\n'}
+    assert same(arrived(policy, 1), {"lora_A.weight": torch.ones(2, 3)})
     assert policy.puts[0].query == {"kind": "adapter"}
 
 
@@ -165,17 +158,15 @@ def test_a_module_of_peft_is_pushed_as_peft_saves_its_active_adapter(policy: Scr
     push(policy, PeftLikeModule("default"), kind="adapter")
     push(policy, PeftLikeModule("other"), kind="adapter")
     for version, name in ((1, "default"), (2, "other")):
-        content = policy.content(version)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        assert json.loads(header["__metadata__"]["adapter_config"]) == {"r": 2, "name": name}
-        assert same(load(content), {"lora_A.weight": torch.ones(2, 3)})
+        assert json.loads(metadata_of(policy.content(version))["adapter_config"]) == {"r": 2, "name": name}
+        assert same(arrived(policy, version), {"lora_A.weight": torch.ones(2, 3)})
 
 
 class PeftLikeModule:
     """The attributes of PEFT's modules, and how they save their adapters."""
 
-    def __init__(self, active: str) -> None:
-        self.active_adapter = active
+    def __init__(self, *active: str) -> None:
+        self.active_adapter = active[0] if len(active) == 1 else [*active]
         self.peft_config: dict[str, object] = {}
 
     def save_pretrained(self, folder: str, selected_adapters: list[str]) -> None:
@@ -184,14 +175,6 @@ class PeftLikeModule:
             place.mkdir(exist_ok=True)
             save_file({"lora_A.weight": torch.ones(2, 3)}, place / "adapter_model.safetensors", {"format": "pt"})
             (place / "adapter_config.json").write_text(json.dumps({"r": 2, "name": name}))
-
-
-def test_of_several_active_adapters_none_is_sent(policy: ScriptedPolicy) -> None:
-    module: Any = PeftLikeModule("a")
-    module.active_adapter = ["a", "b"]
-    with pytest.raises(ValueError, match=r"The adapters a, b are active: set_adapter\(\) chooses the one to be sent"):
-        push(policy, module, kind="adapter")
-    assert policy.puts == []
 
 
 def test_a_named_policy_is_dropped_by_its_name(policy: ScriptedPolicy) -> None:
@@ -266,6 +249,11 @@ def test_an_index_without_a_map_of_names_is_refused(policy: ScriptedPolicy, tmp_
     [
         ({}, {"kind": "delta", "base": 0}, "delta weights come from a path, not from dict; see PolicyPusher"),
         ({}, {"kind": "adapter"}, "adapter weights come from a path"),
+        (
+            PeftLikeModule("a", "b"),
+            {"kind": "adapter"},
+            r"The adapters a, b are active: set_adapter\(\) chooses the one to be sent",
+        ),
         ({}, {"kind": "delta"}, "kind='delta' and base=None: a delta needs the version that it changes"),
         ({}, {"base": 3}, "kind='full' and base=3: a delta needs"),
         ({}, {"mode": "gently"}, "mode"),
@@ -354,9 +342,10 @@ def test_disconnects_without_end_end_after_the_retries(policy: ScriptedPolicy) -
 
 
 @pytest.mark.usefixtures("waits")
-def test_waiting_for_a_version_asks_until_it_is_current(policy: ScriptedPolicy) -> None:
+@pytest.mark.parametrize("timeout_s", [60, None])
+def test_waiting_for_a_version_asks_until_it_is_current(policy: ScriptedPolicy, timeout_s: float | None) -> None:
     policy.polls += [2, 2, 3]
-    assert call(policy.url, "policy.wait_for_version", 3, timeout_s=60).current == 3
+    assert call(policy.url, "policy.wait_for_version", 3, timeout_s=timeout_s).current == 3
     assert policy.asked == ["/policy?min_version=3&wait_s=20.0"] * 3
 
 

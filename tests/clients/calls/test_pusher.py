@@ -17,7 +17,7 @@ from rollout_client import AsyncPolicyPusher, AsyncRolloutClient, PolicyPusher, 
 from rollout_client.calls.upload import compressed
 from rollout_client.contract.policy import PolicyLayout, PushResult
 from rollout_client.weights.sources import full_weights
-from tests.clients.scripted_policy import CUT, PolicyServer, ScriptedPolicy
+from tests.clients.scripted_policy import CUT, ScriptedPolicy, serving
 
 LAYOUT = {"embed.weight": ("BF16", [64, 8]), "norm.weight": ("F32", [8])}
 State = dict[str, torch.Tensor]
@@ -75,7 +75,7 @@ class Service(ScriptedPolicy):
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     monkeypatch.setattr("rollout_client.retry.BACKOFF", wait_none())
     service = Service()
-    with PolicyServer(service):
+    with serving(service):
         yield service
 
 

@@ -22,8 +22,7 @@ def test_eval_shows_pass_at_k_by_task_and_asks_for_the_named_version(service: Sc
     options = ["--count", "3", "--num-generations", "2", "--policy-name", "run-b", "--policy-version", "7"]
     done = rollout(service, "eval", "math", *options)
     assert done.exit_code == 0, done.stderr
-    assert ["math", "1", "1.000", "0.439", "1.000", "3", "0", "0.0%"] in rows_of(done.stdout)
-    assert ["math", "2", "1.000", "0.439", "1.000", "3", "0", "0.0%"] in rows_of(done.stdout)
+    assert rows_of(done.stdout)[:2] == [["math", k, "1.000", "0.439", "1.000", "3", "0", "0.0%"] for k in "12"]
     assert service.bodies[0]["policy"] == {"name": "run-b", "version": 7}
 
 
@@ -64,12 +63,11 @@ def test_eval_plays_each_task_of_a_benchmark_once(service: ScriptedService) -> N
     done = rollout(service, "eval", "terminal", "--json")
     assert [posted["id"] for body in service.bodies for posted in body["samples"]] == ["fix-a", "fix-b", "greet"]
     assert json.loads(done.stdout)["rollouts"] == 3
+    rollout(service, "eval", "terminal", "--count", "4")
+    assert [posted["id"] for posted in service.bodies[-1]["samples"]] == ["fix-a", "fix-b", "greet", "fix-a"]
     service.benchmark = [f"fix-{number}" for number in range(150)]
     rollout(service, "eval", "terminal", "--chunk-size", "150")
     assert [posted["id"] for posted in service.bodies[-1]["samples"]] == service.benchmark
-    service.benchmark = ["fix-a", "fix-b", "greet"]
-    rollout(service, "eval", "terminal", "--count", "4")
-    assert [posted["id"] for posted in service.bodies[-1]["samples"]] == ["fix-a", "fix-b", "greet", "fix-a"]
 
 
 def test_eval_plays_the_samples_whose_ids_are_named(service: ScriptedService) -> None:
@@ -130,9 +128,8 @@ def test_status_says_what_does_not_answer(service: ScriptedService) -> None:
     degraded = {"part": "environment", "task_name": "code", "replica_id": "a1", "reason": "No answer in 10 s."}
     service.readiness.append(JSONResponse({"status": "ready", "degraded": [degraded]}))
     done = rollout(service, "status")
-    assert done.exit_code == 0
-    assert ["ready", "yes"] in rows_of(done.stdout)
-    assert ["degraded", "environment code a1: No answer in 10 s."] in rows_of(done.stdout)
+    rows = [["ready", "yes"], ["degraded", "environment code a1: No answer in 10 s."]]
+    assert (done.exit_code, rows_of(done.stdout)[1:3]) == (0, rows)
 
 
 NOT_READY = {"type": "about:blank", "title": "Not ready", "status": 503, "detail": "No generator."}
@@ -198,8 +195,7 @@ def test_every_command_has_json_but_those_that_run_the_service() -> None:
 
 def test_the_server_adds_serve_to_the_command_line_by_its_entry_point() -> None:
     done = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "120"})
-    assert done.exit_code == 0
-    assert "--tensor-parallel" in done.stdout
+    assert (done.exit_code, "--tensor-parallel" in done.stdout) == (0, True)
 
 
 def test_without_the_server_serve_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

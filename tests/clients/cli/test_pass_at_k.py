@@ -11,21 +11,14 @@ from rollout_client import SampleResult
 from rollout_client.cli.commands.evaluate import PassAtK, estimate, pass_at_k
 from rollout_client.results import wilson_interval
 from tests.clients.message_logs import generated, rollout
-from tests.clients.scripted_service import result
 
 
 def group(*rewards: float | None, task_name: str = "math") -> list[SampleResult]:
     """A reward of `None` is a rollout that failed."""
+    statuses = ["error" if reward is None else "completed" for reward in rewards]
     return [
-        SampleResult(
-            **result(
-                generation_index=generation,
-                task_name=task_name,
-                total_reward=reward,
-                status="error" if reward is None else "completed",
-            )
-        )
-        for generation, reward in enumerate(rewards)
+        rollout(generated(1), reward=reward, generation_index=generation, task_name=task_name, status=status)
+        for generation, (reward, status) in enumerate(zip(rewards, statuses, strict=True))
     ]
 
 

@@ -10,9 +10,9 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 from typer.testing import CliRunner, Result
 
-from rollout_client import RolloutResponse
 from rollout_client.cli.app import app
 from tests.clients.cli.command_line import rollout, rows_of
+from tests.clients.data_out.responses import response_of
 from tests.clients.scripted_service import SUMMARY, Json, ndjson, result, served
 
 PAIR = [result(0, 0), result(0, 1, "\\boxed{3}", total_reward=0.0)]
@@ -23,7 +23,7 @@ LOST = result(1, total_reward=None, status="error")
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "rollouts.jsonl"
-    RolloutResponse.model_validate({**SUMMARY, "samples": [*PAIR, LOST]}).save(path)
+    response_of(*PAIR, LOST).save(path)
     return path
 
 
@@ -133,7 +133,7 @@ def test_export_writes_the_images_into_a_folder_and_asks_once_for_each(jobs: Job
     kept, gone = (f"sha256:{digit * 64}" for digit in "ab")
     for played, name in zip([*samples, late := result(1)], (kept, kept, gone), strict=True):
         played["message_log"][0]["mm_ranges"] = [{"media": name, "start": 0, "end": 1}]
-    RolloutResponse.model_validate({**SUMMARY, "samples": [*samples, late]}).save(rollouts)
+    response_of(*samples, late).save(rollouts)
     asked: list[str] = []
 
     @jobs.app.get("/blobs/{name}")
@@ -156,8 +156,8 @@ def test_export_writes_the_images_into_a_folder_and_asks_once_for_each(jobs: Job
 
 
 def test_a_job_that_failed_or_was_acknowledged_is_not_exported_in_part(jobs: JobServer, tmp_path: Path) -> None:
-    document = {"type": "about:blank", "title": "Lost", "status": 503, "detail": "The job was lost."}
-    jobs.events = [{"event": 1, "problem": document}]
+    lost = {"type": "about:blank", "title": "Lost", "status": 503, "detail": "The job was lost."}
+    jobs.events = [{"event": 1, "problem": lost}]
     export = ["export", "--job", "j1", "--format", "sft", "--output", str(tmp_path / "rows.jsonl")]
     assert rollout(jobs, *export).stderr == "Lost (503): The job was lost.\n"
     jobs.acknowledged = 1
@@ -186,30 +186,22 @@ REPLAYED = {
 }
 
 
-class ReplayServer:
-    """Answers every replay with `REPLAYED`."""
-
-    def __init__(self) -> None:
-        self.url = ""
-        self.posted: list[Json] = []
-        self.app = FastAPI()
-
-        @self.app.post("/replay")
-        async def replay(body: Json) -> Json:
-            self.posted.append(body)
-            return REPLAYED
-
-
 @pytest.mark.parametrize(("name", "place"), [("1", 1), ("a-0-0", 0)])
-def test_replay_shows_where_a_rollout_parts_with_both_probabilities(name: str, place: int, tmp_path: Path) -> None:
-    file, server = tmp_path / "rollouts.jsonl", ReplayServer()
-    samples = [result(0, rollout_id="a-0-0"), result(1)]
-    RolloutResponse.model_validate({**SUMMARY, "samples": samples}).save(file)
-    with served(server.app) as server.url:
-        done = rollout(server, "replay", str(file), name)
+def test_replay_shows_where_a_rollout_parts_with_both_probabilities(
+    jobs: JobServer, name: str, place: int, tmp_path: Path
+) -> None:
+    posted: list[Json] = []
+
+    @jobs.app.post("/replay")
+    async def replay(body: Json) -> Json:
+        posted.append(body)
+        return REPLAYED
+
+    saved = response_of(result(0, rollout_id="a-0-0"), result(1))
+    saved.save(tmp_path / "rollouts.jsonl")
+    done = rollout(jobs, "replay", str(tmp_path / "rollouts.jsonl"), name)
     assert done.exit_code == 1, done.stderr
-    [posted] = server.posted
-    assert posted["rollout"]["idx"] == place
+    assert [body["rollout"]["idx"] for body in posted] == [place]
     shown = " ".join(done.stdout.split())
     parts = ["it parts", "message 1, token 4", "9 'x', probability 0.5", "12 'y', probability 0.9"]
     assert [part for part in parts if part in shown] == parts

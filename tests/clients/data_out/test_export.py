@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rollout_client import SampleResult
 from rollout_client.data_out.export import ExportFormat, ExportSelection, NothingToExport, export_rollouts
-from tests.clients.message_logs import GREEDY
+from tests.clients.message_logs import GREEDY, generated
 from tests.clients.scripted_service import Json, result
 
 ASKED: Json = {"role": "user", "content": "What is 1 + 1?", "token_ids": [1, 2]}
@@ -24,9 +24,7 @@ ALIKE = "no other response to its prompt has a reward that differs"
 
 
 def said(text: str, *token_ids: int, **fields: Any) -> Json:
-    logprobs = [-0.5] * len(token_ids)
-    generated = {"token_ids": list(token_ids), "generation_logprobs": logprobs, "finish_reason": "stop"}
-    return {"role": "assistant", "content": text} | generated | fields
+    return generated(*token_ids, content=text, finish_reason="stop") | fields
 
 
 def played(reward: float | None, *messages: Json, generation: int = 0, **fields: Any) -> SampleResult:

@@ -37,11 +37,6 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(TINY_MODEL)
 
 
-@pytest.fixture
-def model() -> Any:
-    return AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
-
-
 def rollouts_of(tokenizer: Any) -> list[SampleResult]:
     """Two groups of two rollouts, with the tokens that the model's own template gives them."""
     return [played(tokenizer, place, generation) for place in range(2) for generation in range(2)]
@@ -68,16 +63,8 @@ def loaded(rollouts: list[SampleResult], format: ExportFormat, folder: Path) -> 
 
 def arguments(folder: Path) -> Json:
     """One step on everything."""
-    return {
-        "output_dir": str(folder),
-        "max_steps": 1,
-        "per_device_train_batch_size": 4,
-        "report_to": [],
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "save_strategy": "no",
-    }
+    one_step: Json = {"max_steps": 1, "per_device_train_batch_size": 4, "report_to": [], "save_strategy": "no"}
+    return {"output_dir": str(folder), "use_cpu": True, "bf16": False, "gradient_checkpointing": False, **one_step}
 
 
 def trained(trainer: Any) -> float:
@@ -105,8 +92,9 @@ def test_sft_trains_the_same_tokens_from_texts_and_from_tokens(tokenizer: Any, t
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
-def test_pairs_train_a_step_from_the_loss_of_equal_policies(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+def test_pairs_train_a_step_from_the_loss_of_equal_policies(tokenizer: Any, tmp_path: Path) -> None:
     rows = loaded(rollouts_of(tokenizer), "dpo", tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
     config = DPOConfig(**arguments(tmp_path))
     trainer: Any = DPOTrainer(model, args=config, train_dataset=rows, processing_class=tokenizer)
     assert trained(trainer) == pytest.approx(math.log(2), abs=1e-3)

@@ -150,10 +150,9 @@ def test_a_file_without_rollouts_is_named_in_a_sentence(tmp_path: Path, name: st
 
 
 def test_a_parquet_file_of_something_else_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "other.parquet"
-    pq.write_table(pa.table({"a": [1]}), path)
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
     with pytest.raises(ValueError, match=r"is not a file of rollouts: it has no column message_log, status"):
-        list(read_rollouts(path))
+        list(read_rollouts(tmp_path / "other.parquet"))
 
 
 def test_an_answer_that_ended_with_a_problem_raises_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from starlette.responses import JSONResponse
 
 from service.startup.config import free_port
-from tests.clients.scripted_service import SUMMARY, ScriptedService, result
+from tests.clients.scripted_service import DIED, SUMMARY, ScriptedService, result
 from tests.paths import REPOSITORY
 
 pytestmark = pytest.mark.slow
@@ -50,20 +50,13 @@ def until_enough(service: ScriptedService, *arguments: str) -> Finished:
         return ended(process)
 
 
-def refused(url: str, *arguments: str) -> Finished:
-    """Runs locust, which is to end by itself."""
-    with started(url, "--headless", *arguments) as process:
-        return ended(process)
-
-
 def last_line(done: Finished) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return document
 
 
 def failing(service: ScriptedService) -> None:
-    error = {"kind": "generation", "message": "The replica died.", "retryable": True}
-    answer = {**SUMMARY, "samples": [result(status="error", error=error)]}
+    answer = {**SUMMARY, "samples": [result(status="error", error=DIED)]}
     service.rollouts.extend([lambda _: JSONResponse(answer)] * 100_000)
 
 
@@ -94,12 +87,6 @@ def test_the_load_test_fails_when_rollouts_do_and_says_with_which_kind(service: 
     assert until_enough(service, *alone, "--max-error-rate", "1").returncode == 0
 
 
-def test_the_load_test_fails_when_there_is_no_service() -> None:
-    done = refused("http://127.0.0.1:9")
-    assert done.returncode == 1
-    assert "No samples, no test: http://127.0.0.1:9 cannot be reached" in done.stdout
-
-
 def test_a_run_that_is_too_slow_fails(service: ScriptedService) -> None:
     done = until_enough(service, "--classes", "groups", "--min-tokens-per-s", "1e9", "--max-p95-s", "1e-9")
     assert done.returncode == 1
@@ -121,8 +108,16 @@ def test_a_master_has_the_metrics_of_its_workers(service: ScriptedService) -> No
     assert line["statuses"] == {"completed": line["rollouts"]}
 
 
-def test_a_pusher_without_weights_is_refused(service: ScriptedService) -> None:
-    done = refused(service.url, "--classes", "interactive,pusher")
-    assert done.returncode == 1
-    assert "The class pusher needs weights to push: --push-weights FILE_OR_FOLDER" in done.stdout
-    assert service.bodies == []
+@pytest.mark.parametrize(
+    ("url", "arguments", "sentence"),
+    [
+        ("http://127.0.0.1:9", [], "No samples, no test: http://127.0.0.1:9 cannot be reached"),
+        (None, ["--classes", "interactive,pusher"], "The class pusher needs weights to push: --push-weights FILE_OR_"),
+    ],
+)
+def test_a_load_test_that_cannot_begin_says_why(
+    service: ScriptedService, url: str | None, arguments: list[str], sentence: str
+) -> None:
+    with started(url or service.url, "--headless", *arguments) as process:
+        done = ended(process)
+    assert (done.returncode, sentence in done.stdout, service.bodies) == (1, True, [])

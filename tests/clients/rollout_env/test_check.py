@@ -6,12 +6,13 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from rollout_env import ChatMessage, CheckFailed, Finding, Session, StartOutcome, StepOutcome, TaskEnvironment, check
+from rollout_env import ChatMessage, CheckFailed, Session, StartOutcome, StepOutcome, TaskEnvironment, check
 from rollout_env.check import AWKWARD_REPLIES, MANY_SAMPLES
 from tests.clients.rollout_env.counting_environment import Count, CountingEnvironment, counting_sample
 
@@ -20,12 +21,14 @@ STATE = (
     "when two rollouts were played at once, compared with one after the other. Keep the state of a rollout in "
     "metadata, not in the environment; pass repeatable=False if steps are random on purpose."
 )
+GO: ChatMessage = {"role": "user", "content": "Go."}
 
 
-def findings_of(environment: TaskEnvironment | Callable[[], TaskEnvironment], **arguments: Any) -> list[Finding]:
+def findings_of(environment: TaskEnvironment | Callable[[], TaskEnvironment], **arguments: Any) -> list[str]:
+    """Each with its rule."""
     with pytest.raises(CheckFailed) as failure:
         check(environment, **arguments)
-    return failure.value.findings
+    return [f"{finding.rule}: {finding.message}" for finding in failure.value.findings]
 
 
 def with_methods(base: type[CountingEnvironment] = CountingEnvironment, **methods: Any) -> Any:
@@ -85,30 +88,12 @@ def test_the_failure_lists_all_findings() -> None:
     assert '        raise KeyError("board")' in lines
 
 
-@pytest.mark.parametrize(
-    ("attributes", "message"),
-    [
-        ({"description": " "}, "description: String should have at least 1 character."),
-        ({"ExtraEnvInfo": dict}, "ExtraEnvInfo: Input should be a subclass of BaseModel."),
-        ({"lost_session": "retry"}, "lost_session: Input should be 'restart', 'reopen' or 'fail'."),
-        ({"max_sessions": 0}, "max_sessions: Input should be greater than 0."),
-        ({"max_concurrent_steps": True}, "max_concurrent_steps: Input should be a valid integer."),
-        ({"tools": [1]}, "tools.0: Input should be a valid dictionary."),
-        ({"session_idle_s": 0}, "session_idle_s: Input should be greater than 0."),
-    ],
-)
-def test_attributes_that_are_not_valid_are_found(attributes: dict[str, Any], message: str) -> None:
-    faulty = type("Faulty", (CountingEnvironment,), attributes)
-    assert findings_of(faulty) == [Finding("attributes", message)]
-
-
 def test_extra_env_info_without_a_json_schema_is_found() -> None:
     class Unwritable(BaseModel):
         judge: Callable[[str], bool] | None = None
 
     [found] = findings_of(with_methods(ExtraEnvInfo=Unwritable))
-    assert found.rule == "attributes"
-    assert found.message.startswith("ExtraEnvInfo has no JSON schema, which GET /tasks shows: ")
+    assert found.startswith("attributes: ExtraEnvInfo has no JSON schema, which GET /tasks shows: ")
 
 
 TWO, THREE, FOUR = (counting_sample(until) for until in (2, 3, 4))
@@ -128,60 +113,9 @@ def faulty_examples(*answers: list[dict[str, Any]]) -> CountingEnvironment:
     )
 
 
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        (faulty_examples([TWO, THREE], [TWO, FOUR]), "(2, seed=0) returned different samples the second time."),
-        (faulty_examples([TWO, THREE, FOUR]), "(2, seed=0) returned 3 samples."),
-        (faulty_examples([TWO, TWO]), "(2, seed=0) returned only 1 different samples."),
-        (
-            listed(lambda count, seed: [TWO, THREE, FOUR][:count] if seed == 0 else [FOUR, THREE, TWO][:count]),
-            "(64, seed=0) returned 3 samples; repeat them where there are no more.",
-        ),
-        (
-            listed(lambda count, _: [counting_sample(2 + place % 8) for place in range(count)]),
-            "(64, seed=0) returned the same samples as with seed 1; choose or order them by the seed.",
-        ),
-    ],
-)
-def test_example_samples_that_are_not_as_asked_for_are_found(environment: CountingEnvironment, message: str) -> None:
-    assert findings_of(environment, samples=2) == [Finding("example_samples", f"example_samples{message}")]
-
-
-def test_one_of_many_example_samples_that_cannot_be_posted_is_found() -> None:
-    def one_wrong(count: int, seed: int) -> list[dict[str, Any]]:
-        samples = [counting_sample(seed + 2 + place) for place in range(count)]
-        return [*samples[:40], *([{**TWO, "score": float("nan")}] if count > 40 else []), *samples[41:]]
-
-    assert findings_of(lambda: listed(one_wrong)) == [
-        Finding(
-            "example_samples",
-            "sample 40 of example_samples(64, seed=0) is not a sample: it is not JSON: sample: Value error, it holds "
-            "nan, which JSON cannot express.",
-        )
-    ]
-
-
 def test_a_few_samples_may_be_the_same_for_another_seed() -> None:
     check(lambda: listed(lambda count, _: [TWO] * count), samples=1)
     check(lambda: listed(lambda count, _: [counting_sample(2 + place % 7) for place in range(count)]))
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (
-            {"extra_env_info": {"until": "soon"}},
-            "ExtraEnvInfo does not accept it: extra_env_info.until: "
-            "Input should be a valid integer, unable to parse string as an integer.",
-        ),
-        ({"messages": None}, "The sample has no prompt: give it messages, at least one."),
-        ({"score": float("nan")}, "it is not JSON: sample: Value error, it holds nan, which JSON cannot express."),
-        ({"tags": {"a"}}, "it is not JSON: sample.tags: input was not a valid JSON value."),
-    ],
-)
-def test_a_sample_that_cannot_be_posted_is_found(fault: dict[str, Any], message: str) -> None:
-    assert findings_of(faulty_examples([TWO, THREE | fault]), samples=2) == [Finding("sample", f"Sample 1: {message}")]
 
 
 def faulty_step(fault: Callable[[StepOutcome], Any]) -> Any:
@@ -195,26 +129,6 @@ def faulty_step(fault: Callable[[StepOutcome], Any]) -> Any:
 
 def with_fields(**fields: Any) -> Callable[[StepOutcome], StepOutcome]:
     return lambda outcome: replace(outcome, **fields)
-
-
-@pytest.mark.parametrize(
-    ("fault", "rule", "message"),
-    [
-        (lambda _: None, "outcome", "step must return a StepOutcome, got NoneType."),
-        (with_fields(metadata={"until": {3}}), "outcome", "outcome.metadata.until: input was not a valid JSON value."),
-        (
-            with_fields(metadata={"board": []}),
-            "metadata",
-            "the next step would not accept it as extra_env_info: ExtraEnvInfo does not accept it: "
-            "extra_env_info.until: Field required.",
-        ),
-    ],
-)
-def test_an_outcome_with_one_fault_is_found(fault: Any, rule: str, message: str) -> None:
-    [found] = findings_of(faulty_step(fault))
-    assert found.rule == rule
-    assert found.message.startswith(f"{FIRST}: ")
-    assert found.message.endswith(f": {message}")
 
 
 def test_metadata_of_the_last_step_need_not_be_a_state() -> None:
@@ -232,58 +146,8 @@ async def endless(*_: Any) -> StepOutcome:
     raise AssertionError
 
 
-@pytest.mark.parametrize(
-    ("environment", "arguments", "rule", "message"),
-    [
-        (
-            faulty_step(one_fault),
-            {"replies": ["a" * 41, "b" * 41]},
-            "step",
-            f"Sample 1, turn 2, reply '{'b' * 40}'...: step raised ZeroDivisionError: division by zero.",
-        ),
-        (
-            with_methods(step=endless),
-            {"samples": 1, "step_timeout_s": 0.05},
-            "step",
-            f"{FIRST}: the step took longer than 0.05 s.",
-        ),
-        (
-            with_methods(example_samples=raising(FileNotFoundError("words.txt"))),
-            {},
-            "example_samples",
-            "example_samples raised FileNotFoundError: words.txt.",
-        ),
-        (
-            faulty_step(lambda outcome: replace(outcome, reward=random.random())),
-            {},
-            "state",
-            f"Sample 0, turn 1: its reward differed {STATE}",
-        ),
-    ],
-)
-def test_a_method_that_breaks_the_rules_is_found_once_with_its_first_place(
-    environment: Any, arguments: Any, rule: Any, message: str
-) -> None:
-    assert findings_of(environment, **arguments) == [Finding(rule, message)]
-
-
 def test_steps_may_be_random_on_purpose() -> None:
     check(faulty_step(lambda outcome: replace(outcome, reward=random.random())), repeatable=False)
-
-
-@pytest.mark.slow
-def test_a_step_that_blocks_the_event_loop_is_found() -> None:
-    def block(outcome: StepOutcome) -> StepOutcome:
-        time.sleep(0.2)
-        return outcome
-
-    assert findings_of(faulty_step(block), samples=1, max_block_s=0.1) == [
-        Finding(
-            "blocking",
-            f"{FIRST}: the step blocked the event loop for more than 0.1 s, during which no other step could run. "
-            "Await what takes long, or run it by asyncio.to_thread.",
-        )
-    ]
 
 
 class OneGameAtATime(CountingEnvironment):
@@ -309,21 +173,6 @@ class AGameEach(CountingEnvironment):
         return await super().step(message_log, extra_env_info.model_copy(update={"count": self.counts[prompt] - 1}))
 
 
-def test_state_that_two_rollouts_share_is_found() -> None:
-    samples = [counting_sample(3), counting_sample(5)]
-    assert findings_of(OneGameAtATime(), replies=["1", "2"], samples=samples) == [
-        Finding("state", f"Sample 1, turn 2: its observation, reward, metadata differed {STATE}")
-    ]
-
-
-def test_state_that_another_replica_does_not_have_is_found() -> None:
-    samples = [counting_sample(3), counting_sample(5)]
-    check(AGameEach(), replies=["1", "2"], samples=samples)
-    assert findings_of(AGameEach, replies=["1", "2"], samples=samples) == [
-        Finding("state", f"Sample 0, turn 2: step raised KeyError: 'Count to 3.' {STATE}")
-    ]
-
-
 def test_all_instances_are_closed_and_a_close_that_raises_is_found() -> None:
     closed: list[CountingEnvironment] = []
 
@@ -332,14 +181,14 @@ def test_all_instances_are_closed_and_a_close_that_raises_is_found() -> None:
         closed.append(self)
         raise OSError("Nothing to close.")
 
-    assert findings_of(with_methods(close=close)) == [Finding("close", "close raised OSError: Nothing to close.")]
+    assert findings_of(with_methods(close=close)) == ["close: close raised OSError: Nothing to close."]
     assert len(set(closed)) == len(closed) == 2
 
 
 class Starting(CountingEnvironment):
     """Starts with an outcome of `begin`."""
 
-    def __init__(self, begin: Callable[[], StartOutcome] = lambda: StartOutcome({"role": "user", "content": "Go."})):
+    def __init__(self, begin: Callable[[], StartOutcome] = lambda: StartOutcome(GO)):
         self.begin = begin
 
     def start(self, message_log: list[ChatMessage], extra_env_info: Count) -> StartOutcome:
@@ -351,35 +200,6 @@ class Starting(CountingEnvironment):
 
 def test_an_environment_with_a_start_passes_also_without_prompts() -> None:
     check(Starting)
-
-
-@pytest.mark.parametrize(
-    ("begin", "rule", "message"),
-    [
-        (
-            lambda: StartOutcome({"role": "user", "content": f"{random.random()}"}),
-            "start",
-            "start returned something else the second time: seed what is random by a field of extra_env_info.",
-        ),
-        (lambda: dict[str, StartOutcome]()["board"], "start", "start raised KeyError: 'board'."),
-        (
-            lambda: StartOutcome({"role": "user", "content": "Go."}, metadata={"count": 1}),
-            "metadata",
-            "the next step would not accept it as extra_env_info: ExtraEnvInfo does not accept it: "
-            "extra_env_info.until: Field required.",
-        ),
-        (StartOutcome, "start", "start raised ValueError: The sample has no prompt: give it messages, at least one."),
-    ],
-)
-def test_a_start_that_is_not_seeded_raises_or_makes_no_state_is_found(begin: Any, rule: Any, message: str) -> None:
-    assert findings_of(lambda: Starting(begin)) == [Finding(rule, f"Sample 0: {message}")]
-
-
-def test_an_environment_without_a_step_is_found() -> None:
-    stepless = with_methods(step=TaskEnvironment.step)
-    assert findings_of(stepless) == [
-        Finding("attributes", "it implements neither step nor step_batch nor open_session.")
-    ]
 
 
 class CountInMemory(Session):
@@ -396,22 +216,150 @@ def in_sessions(session_of: Callable[[list[ChatMessage]], Session], **fields: An
     return with_methods(open_session=lambda _, message_log, __: session_of(message_log), **fields)
 
 
-def test_a_session_that_is_not_opened_again_where_it_stood_is_found() -> None:
-    def replayed(log: list[ChatMessage]) -> Session:
-        return CountInMemory(sum(message["role"] == "assistant" for message in log))
+def replayed(log: list[ChatMessage]) -> Session:
+    return CountInMemory(sum(message["role"] == "assistant" for message in log))
 
+
+class Stuck(CountInMemory):
+    def close(self) -> None:
+        raise OSError("It is stuck.")
+
+
+def test_state_may_be_kept_where_each_step_of_its_rollout_finds_it() -> None:
     check(in_sessions(replayed, lost_session="reopen"))
     check(in_sessions(lambda _: CountInMemory(0)))
-    [finding] = findings_of(in_sessions(lambda _: CountInMemory(0), lost_session="reopen"))
-    assert finding.rule == "state"
-    assert finding.message == f"Sample 0, turn 2: its observation, terminated differed {STATE}"
+    check(AGameEach(), **TWO_GAMES)
 
 
-def test_a_session_that_does_not_close_is_found() -> None:
-    class Stuck(CountInMemory):
-        def close(self) -> None:
-            raise OSError("It is stuck.")
+# What breaks one rule
 
-    assert findings_of(in_sessions(lambda _: Stuck(0))) == [
-        Finding("close", "close of a session raised OSError: It is stuck.")
-    ]
+
+TWO_GAMES: dict[str, Any] = {"replies": ["1", "2"], "samples": [counting_sample(3), counting_sample(5)]}
+NOT_VALID = f"outcome: {FIRST}: The environment's outcome is not valid"
+NO_STATE = (
+    "the next step would not accept it as extra_env_info: ExtraEnvInfo does not accept it: "
+    "extra_env_info.until: Field required."
+)
+ATTRIBUTES: list[tuple[dict[str, Any], str]] = [
+    ({"description": " "}, "description: String should have at least 1 character."),
+    ({"ExtraEnvInfo": dict}, "ExtraEnvInfo: Input should be a subclass of BaseModel."),
+    ({"lost_session": "retry"}, "lost_session: Input should be 'restart', 'reopen' or 'fail'."),
+    ({"max_sessions": 0}, "max_sessions: Input should be greater than 0."),
+    ({"max_concurrent_steps": True}, "max_concurrent_steps: Input should be a valid integer."),
+    ({"tools": [1]}, "tools.0: Input should be a valid dictionary."),
+    ({"session_idle_s": 0}, "session_idle_s: Input should be greater than 0."),
+]
+EXAMPLES = [
+    (faulty_examples([TWO, THREE], [TWO, FOUR]), "(2, seed=0) returned different samples the second time."),
+    (faulty_examples([TWO, THREE, FOUR]), "(2, seed=0) returned 3 samples."),
+    (faulty_examples([TWO, TWO]), "(2, seed=0) returned only 1 different samples."),
+    (
+        listed(lambda count, seed: [TWO, THREE, FOUR][:count] if seed == 0 else [FOUR, THREE, TWO][:count]),
+        "(64, seed=0) returned 3 samples; repeat them where there are no more.",
+    ),
+    (
+        listed(lambda count, _: [counting_sample(2 + place % 8) for place in range(count)]),
+        "(64, seed=0) returned the same samples as with seed 1; choose or order them by the seed.",
+    ),
+]
+SAMPLES: list[tuple[dict[str, Any], str]] = [
+    (
+        {"extra_env_info": {"until": "soon"}},
+        "ExtraEnvInfo does not accept it: extra_env_info.until: "
+        "Input should be a valid integer, unable to parse string as an integer.",
+    ),
+    ({"messages": None}, "The sample has no prompt: give it messages, at least one."),
+    ({"score": float("nan")}, "it is not JSON: sample: Value error, it holds nan, which JSON cannot express."),
+    ({"tags": {"a"}}, "it is not JSON: sample.tags: input was not a valid JSON value."),
+]
+STARTS: list[tuple[Callable[[], StartOutcome], str, str]] = [
+    (
+        lambda: StartOutcome({"role": "user", "content": f"{random.random()}"}),
+        "start",
+        "start returned something else the second time: seed what is random by a field of extra_env_info.",
+    ),
+    (lambda: dict[str, StartOutcome]()["board"], "start", "start raised KeyError: 'board'."),
+    (lambda: StartOutcome(GO, metadata={"count": 1}), "metadata", NO_STATE),
+    (StartOutcome, "start", "start raised ValueError: The sample has no prompt: give it messages, at least one."),
+]
+
+
+def one_wrong(count: int, seed: int) -> list[dict[str, Any]]:
+    samples = [counting_sample(seed + 2 + place) for place in range(count)]
+    return [*samples[:40], *([{**TWO, "score": float("nan")}] if count > 40 else []), *samples[41:]]
+
+
+def blocking(outcome: StepOutcome) -> StepOutcome:
+    time.sleep(0.2)
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "finding"),
+    [
+        *((with_methods(**fields), {}, f"attributes: {message}") for fields, message in ATTRIBUTES),
+        *((made, {"samples": 2}, f"example_samples: example_samples{message}") for made, message in EXAMPLES),
+        *(
+            (faulty_examples([TWO, THREE | fault]), {"samples": 2}, f"sample: Sample 1: {message}")
+            for fault, message in SAMPLES
+        ),
+        *((partial(Starting, begin), {}, f"{rule}: Sample 0: {message}") for begin, rule, message in STARTS),
+        (
+            with_methods(step=TaskEnvironment.step),
+            {},
+            "attributes: it implements neither step nor step_batch nor open_session.",
+        ),
+        (
+            listed(one_wrong),
+            {},
+            "example_samples: sample 40 of example_samples(64, seed=0) is not a sample: it is not JSON: sample: Value "
+            "error, it holds nan, which JSON cannot express.",
+        ),
+        (
+            with_methods(example_samples=raising(FileNotFoundError("words.txt"))),
+            {},
+            "example_samples: example_samples raised FileNotFoundError: words.txt.",
+        ),
+        (faulty_step(lambda _: None), {}, f"{NOT_VALID}: step must return a StepOutcome, got NoneType."),
+        (
+            faulty_step(with_fields(metadata={"until": {3}})),
+            {},
+            f"{NOT_VALID}: outcome.metadata.until: input was not a valid JSON value.",
+        ),
+        (faulty_step(with_fields(metadata={"board": []})), {}, f"metadata: {FIRST}: {NO_STATE}"),
+        (
+            faulty_step(one_fault),
+            {"replies": ["a" * 41, "b" * 41]},
+            f"step: Sample 1, turn 2, reply '{'b' * 40}'...: step raised ZeroDivisionError: division by zero.",
+        ),
+        (
+            with_methods(step=endless),
+            {"samples": 1, "step_timeout_s": 0.05},
+            f"step: {FIRST}: the step took longer than 0.05 s.",
+        ),
+        pytest.param(
+            faulty_step(blocking),
+            {"samples": 1, "max_block_s": 0.1},
+            f"blocking: {FIRST}: the step blocked the event loop for more than 0.1 s, during which no other step could "
+            "run. Await what takes long, or run it by asyncio.to_thread.",
+            marks=pytest.mark.slow,
+        ),
+        (
+            faulty_step(lambda outcome: replace(outcome, reward=random.random())),
+            {},
+            f"state: Sample 0, turn 1: its reward differed {STATE}",
+        ),
+        (OneGameAtATime(), TWO_GAMES, f"state: Sample 1, turn 2: its observation, reward, metadata differed {STATE}"),
+        (AGameEach, TWO_GAMES, f"state: Sample 0, turn 2: step raised KeyError: 'Count to 3.' {STATE}"),
+        (
+            in_sessions(lambda _: CountInMemory(0), lost_session="reopen"),
+            {},
+            f"state: Sample 0, turn 2: its observation, terminated differed {STATE}",
+        ),
+        (in_sessions(lambda _: Stuck(0)), {}, "close: close of a session raised OSError: It is stuck."),
+    ],
+)
+def test_what_breaks_one_rule_is_found_once_with_its_first_place(
+    environment: Any, arguments: dict[str, Any], finding: str
+) -> None:
+    assert findings_of(environment, **arguments) == [finding]

@@ -30,19 +30,32 @@ def test_an_environment_is_made_with_its_arguments() -> None:
     assert environment.greeting == "Hello.Hello."
 
 
+NO_PATH = "is not an import path: write package.module:Class."
+MISSING = "cannot be imported: there is no module"
+
+
 @pytest.mark.parametrize(
-    ("class_name", "problem"),
+    ("import_path", "message"),
     [
-        ("Word", "is not a TaskEnvironment: derive the class from rollout_env.TaskEnvironment."),
+        *((path, f"{path!r} {NO_PATH}") for path in ("", "Environment", ":Environment", "package.module:")),
+        *(
+            (f"{module}:Echo", f"{module}:Echo {MISSING} {missing}. {INSTALL}")
+            for module, missing in (("nowhere.echo", "nowhere"), (f"{MODULE}.echo", f"{MODULE}.echo"))
+        ),
+        (f"{MODULE}:Loadabel", f"{MODULE}:Loadabel: module {MODULE} has no Loadabel."),
         (
-            "WithoutMethods",
-            "does not implement example_samples and step (or step_batch, or open_session), which every "
-            "TaskEnvironment must.",
+            f"{MODULE}:Word",
+            f"{MODULE}:Word is not a TaskEnvironment: derive the class from rollout_env.TaskEnvironment.",
+        ),
+        (
+            f"{MODULE}:WithoutMethods",
+            f"{MODULE}:WithoutMethods does not implement example_samples and step (or step_batch, or open_session), "
+            "which every TaskEnvironment must.",
         ),
     ],
 )
-def test_a_class_that_is_no_environment_is_refused_with_what_it_lacks(class_name: str, problem: str) -> None:
-    assert message_of(f"{MODULE}:{class_name}") == f"{MODULE}:{class_name} {problem}"
+def test_what_cannot_be_imported_as_an_environment_is_refused(import_path: str, message: str) -> None:
+    assert message_of(import_path) == message
 
 
 @pytest.mark.parametrize(
@@ -58,37 +71,23 @@ def test_an_environment_without_its_attributes_is_refused(class_name: str, probl
     assert str(refusal.value) == f"{MODULE}:{class_name}: {problem}"
 
 
-def test_an_unknown_class_is_refused_with_its_module() -> None:
-    assert message_of(f"{MODULE}:Loadabel") == f"{MODULE}:Loadabel: module {MODULE} has no Loadabel."
-
-
-@pytest.mark.parametrize("import_path", ["", "Environment", ":Environment", "package.module:"])
-def test_what_is_no_import_path_is_refused(import_path: str) -> None:
-    assert message_of(import_path) == f"{import_path!r} is not an import path: write package.module:Class."
-
-
 @pytest.mark.parametrize(
-    ("import_path", "missing"), [("nowhere.echo:Echo", "nowhere"), (f"{MODULE}.echo:Echo", f"{MODULE}.echo")]
+    ("name", "text", "reason"),
+    [
+        ("needs", "import nowhere.at_all", f"module needs imports nowhere, which is missing. {INSTALL}"),
+        (
+            "raises",
+            "raise OSError('The board file is missing.')",
+            "OSError: The board file is missing ({folder}/raises.py, line 1).",
+        ),
+    ],
 )
-def test_a_missing_module_is_named(import_path: str, missing: str) -> None:
-    assert message_of(import_path) == f"{import_path} cannot be imported: there is no module {missing}. {INSTALL}"
-
-
-def test_a_missing_package_of_a_module_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "needs_nowhere.py").write_text("import nowhere.at_all\n")
+def test_a_module_that_cannot_be_imported_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, reason: str
+) -> None:
+    (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    assert message_of("needs_nowhere:Echo") == (
-        "needs_nowhere:Echo cannot be imported: module needs_nowhere imports nowhere, which is missing. " + INSTALL
-    )
-
-
-def test_a_module_that_raises_is_refused_with_what_it_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "raises_at_import.py").write_text("raise OSError('The board file is missing.')\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert message_of("raises_at_import:Echo") == (
-        "raises_at_import:Echo cannot be imported: OSError: The board file is missing "
-        f"({tmp_path}/raises_at_import.py, line 1)."
-    )
+    assert message_of(f"{name}:Echo") == f"{name}:Echo cannot be imported: {reason.format(folder=tmp_path)}"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 from base64 import b64encode
+from contextlib import nullcontext
 from hashlib import sha256
 from typing import Any
 
@@ -43,25 +44,6 @@ class Saying(CountingEnvironment):
 
 def says(content: str = "", reward: Any = 0.0, terminated: bool = False, **fields: Any) -> StepOutcome:
     return StepOutcome({"role": "user", "content": content}, reward, terminated, **fields)
-
-
-def test_a_play_runs_to_the_end_of_the_rollout() -> None:
-    played = play(CountingEnvironment(), ["1", "", "3", "4"], counting_sample(3))
-    assert played.message_log == [
-        {"role": "user", "content": "Count to 3."},
-        {"role": "assistant", "content": "1"},
-        {"role": "user", "content": "That was 1."},
-        {"role": "assistant", "content": ""},
-        {"role": "user", "content": "That was 2."},
-        {"role": "assistant", "content": "3"},
-        {"role": "user", "content": "That was 3."},
-    ]
-    assert [outcome.reward for outcome in played.outcomes] == [1.0, 0.0, 1.0]
-    assert (played.total_reward, played.rewards) == (2.0, {"reward": 2.0})
-    assert played.answers == ["1", None, "3"]
-    assert played.terminated
-    assert played.extra_env_info == {"until": 3, "count": 3}
-    assert played.unused_replies == ["4"]
 
 
 def test_the_sample_is_the_first_example_unless_it_is_chosen() -> None:
@@ -272,16 +254,12 @@ class ShelfEnvironment(CountingEnvironment):
         return Shelf(self)
 
 
-def test_a_rollout_is_played_in_one_session_which_is_closed() -> None:
+@pytest.mark.parametrize("replies", [["a", "b", "c"], ["a", "raise"]])
+def test_a_rollout_is_one_session_which_is_closed_whatever_it_raises(replies: list[str]) -> None:
     environment = ShelfEnvironment()
-    played = play(environment, ["a", "b", "c"], counting_sample(2))
-    assert [message["content"] for message in played.message_log[2::2]] == ["1", "2"]
+    fails: Any = pytest.raises(TemporaryFailure, match=r"The shelf fell\.") if "raise" in replies else nullcontext()
+    with fails:
+        played = play(environment, replies, counting_sample(2))
+        assert [message["content"] for message in played.message_log[2::2]] == ["1", "2"]
     assert environment.logs == [[{"role": "user", "content": "Count to 2."}]]
-    assert (environment.opened, environment.closed) == (1, 1)
-
-
-def test_a_session_whose_step_raises_is_closed() -> None:
-    environment = ShelfEnvironment()
-    with pytest.raises(TemporaryFailure, match=r"The shelf fell\."):
-        play(environment, ["a", "raise"], counting_sample(3))
     assert (environment.opened, environment.closed) == (1, 1)

@@ -76,6 +76,10 @@ def test_any_calls_survive_their_formats(given_calls: list[tuple[str, dict[str, 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
+        (
+            '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
+            "The name of a call must be text, got '\\ud800'",
+        ),
         ("<tool_call>{</tool_call>", "not valid JSON"),
         ("<tool_call>", "not valid JSON"),
         ('<tool_call>{"arguments": {}}</tool_call>', "must be a JSON object with a name"),
@@ -166,11 +170,6 @@ def test_nothing_that_a_model_writes_raises(text: str) -> None:
 )
 def test_a_value_that_json_does_not_have_is_a_malformed_call(text: str) -> None:
     assert tool_calls_of(said(text)) == [MalformedCall("The arguments of f have a value that JSON does not have.", "f")]
-
-
-def test_a_name_that_is_no_text_is_a_malformed_call() -> None:
-    [call] = tool_calls_of(said('<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'))
-    assert call == MalformedCall("The name of a call must be text, got '\\ud800'")
 
 
 STRING, NULLABLE = {"type": "string"}, {"anyOf": [{"type": "string"}, {"type": "null"}]}

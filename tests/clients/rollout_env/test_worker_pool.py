@@ -147,7 +147,6 @@ def test_the_call_of_a_cancelled_caller_ends_and_its_worker_goes_on(pool: Worker
     assert asyncio.run(run()) == worker.pid
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("function", ["nothing", "never_return"], ids=["idle", "busy"])
 def test_the_worker_ends_when_its_parent_is_killed(function: str, tmp_path: Path) -> None:
     program = f"""

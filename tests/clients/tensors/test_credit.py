@@ -118,9 +118,7 @@ def test_the_reward_of_an_observation_is_of_the_turn_before_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "without",
-    [failed(generated(8, reward=9.0)), turns(9, 9, status="deadline")],
-    ids=["error", "deadline"],
+    "without", [failed(generated(8, reward=9.0)), turns(9, 9, status="deadline")], ids=["error", "deadline"]
 )
 def test_the_turns_of_a_rollout_without_a_final_reward_are_in_no_statistic(without: SampleResult) -> None:
     samples = [without, turns(0), turns(2)]
@@ -144,9 +142,17 @@ def test_a_function_turns_the_rewards_of_a_group_into_advantages() -> None:
     assert groups == [[[1, 2], [3]], [[5]]]
 
 
-def test_a_function_must_return_an_advantage_for_each_turn() -> None:
-    with pytest.raises(ValueError, match="one advantage for each turn"):
-        of_turns([turns(1, 2)], credit=lambda _: [[1.0]])
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"credit": lambda _: [[1.0]]}, "must return one advantage for each turn"),
+        ({"discount": -0.1}, "discount must be between 0 and 1, and it is -0.1"),
+        ({"discount": 1.1}, "discount must be between 0 and 1, and it is 1.1"),
+    ],
+)
+def test_too_few_advantages_and_discounts_outside_of_0_to_1_are_refused(options: Json, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        of_turns([turns(1, 2)], **options)
 
 
 # What the policy did not sample freely
@@ -165,12 +171,6 @@ def test_an_untrainable_response_earns_for_the_turn_before_or_the_first() -> Non
     assert credited(samples) == [[7, 24], []]
     tensors = to_tensors(samples, pad_token_id=PAD, credit=lambda _: [[-1.0, -1.0], []])
     assert tensors.advantages.tolist() == [[0, 0, -1, 0, -1], [0, 0, 0, 0, 0]]
-
-
-@pytest.mark.parametrize("discount", [-0.1, 1.1])
-def test_a_discount_outside_of_0_to_1_is_refused(discount: float) -> None:
-    with pytest.raises(ValueError, match="discount"):
-        of_turns([turns(1)], discount=discount)
 
 
 # Laws

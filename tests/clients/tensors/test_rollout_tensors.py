@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from rollout_client import SampleResult
 from rollout_client.calls.arrow_bodies import ArrowResponse, read_response
-from rollout_client.contract.rollouts import RolloutSummary
 from rollout_client.results import is_clipped
 from rollout_client.tensors import PaddingSide, RolloutTensors, to_tensors
-from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from tests.clients.message_logs import NOT_FREE, ONE_TURN, TWO_TURNS, failed, generated, given_message, rollout
-from tests.clients.scripted_service import SUMMARY
+from tests.clients.scripted_service import arrow
 
 PAD = 99
 NAN = float("nan")
@@ -107,10 +105,7 @@ def test_a_report_of_another_shape_or_without_ids_is_refused() -> None:
 
 
 def in_arrow(samples: Sequence[SampleResult]) -> ArrowResponse:
-    encoder = ArrowResponseEncoder()
-    for position, sample in enumerate(samples):
-        encoder.add(position, sample)
-    return read_response(b"".join(encoder.body(RolloutSummary(**SUMMARY))))
+    return read_response(arrow(*samples).body)
 
 
 def test_what_may_not_be_trained_is_not_in_the_loss_in_any_form() -> None:
@@ -143,19 +138,12 @@ def rewarded(*rewards: float, idx: int = 0) -> list[SampleResult]:
     ]
 
 
-def test_advantages_are_relative_to_the_mean_and_deviation_of_their_group() -> None:
-    tensors = to_tensors([*rewarded(0, 2, idx=4), *rewarded(3, 3, idx=1)], pad_token_id=PAD)
-    deviation = 2**0.5
-    expected = [-1 / (deviation + 1e-4), 1 / (deviation + 1e-4), 0, 0]
-    assert tensors.advantages.tolist() == pytest.approx(expected)
-    assert tensors.groups.tolist() == [0, 0, 1, 1]
-    assert tensors.total_reward.tolist() == [0, 2, 3, 3]
-
-
-def test_groups_can_be_told_apart_by_something_else_than_idx() -> None:
-    samples = [*rewarded(0, 2, idx=0), *rewarded(5, 7, idx=1)]
+def test_advantages_are_relative_to_a_group_of_one_idx_or_of_something_else() -> None:
+    samples = [*rewarded(0, 2, idx=4), *rewarded(5, 7, idx=1)]
+    by_idx = to_tensors(samples, pad_token_id=PAD, scale_rewards=False)
+    assert (by_idx.advantages.tolist(), by_idx.groups.tolist()) == ([-1, 1, -1, 1], [0, 0, 1, 1])
     tensors = to_tensors(samples, pad_token_id=PAD, scale_rewards=False, group_of=lambda each: each.generation_index)
-    assert tensors.advantages.tolist() == [-2.5, -2.5, 2.5, 2.5]
+    assert (tensors.advantages.tolist(), tensors.groups.tolist()) == ([-2.5, -2.5, 2.5, 2.5], [0, 1, 0, 1])
 
 
 def test_named_rewards_are_nan_where_a_rollout_has_none_of_the_name() -> None:
@@ -169,9 +157,7 @@ def test_named_rewards_are_nan_where_a_rollout_has_none_of_the_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "without",
-    [failed(generated(8)), rollout(generated(8), reward=9.0, status="deadline")],
-    ids=["error", "deadline"],
+    "without", [failed(generated(8)), rollout(generated(8), reward=9.0, status="deadline")], ids=["error", "deadline"]
 )
 def test_a_rollout_without_a_final_reward_is_dropped_and_in_no_statistic(without: SampleResult) -> None:
     tensors = to_tensors([without, *rewarded(0, 2)], pad_token_id=PAD, scale_rewards=False)

@@ -1,18 +1,12 @@
-"""A scripted service and a client of it that keeps what is pushed."""
+"""A client of the scripted service that keeps what is pushed."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from rollout_client import AsyncRolloutClient, RolloutClient
-from tests.clients.scripted_service import ScriptedService, running
+from tests.clients.scripted_service import ScriptedService
 from tests.clients.trainers.scripted_trainer import PushingClient
-
-
-@pytest.fixture
-def service() -> Iterator[ScriptedService]:
-    with running(ScriptedService()) as scripted:
-        yield scripted
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from safetensors.torch import load
 from rollout_client import RolloutClient
 from rollout_client.contract.policy import PolicyLayout, PolicyState, PushResult, TensorLayout, VersionInfo
 from rollout_client.weights.model_tensors import NAMES
-from tests.clients.scripted_service import SUMMARY, Json, result
+from tests.clients.scripted_service import DIED, SUMMARY, Json, result
 
 END = 261
 FIRST_VERSION = 101
@@ -22,11 +22,19 @@ ROWS: list[Json] = [
     {"prompt": [{"role": "user", "content": "What is 1 + 2?"}], "extra_env_info": {"ground_truth": "3"}},
 ]
 PROMPTS = [row["prompt"] for row in ROWS]
-LOST: Json = {
-    "status": "error",
-    "total_reward": None,
-    "error": {"kind": "timeout", "message": "Slow.", "retryable": True},
+LOST: Json = {"status": "error", "total_reward": None, "error": DIED}
+
+ON_PROCESSORS: Json = {
+    "num_generations": 2,
+    "max_completion_length": 8,
+    "learning_rate": 1e-2,
+    "use_cpu": True,
+    "bf16": False,
+    "report_to": "none",
+    "logging_steps": 1,
+    "disable_tqdm": True,
 }
+"""Arguments of TRL's own trainers of the tiny model."""
 
 
 class PushingClient(RolloutClient):
@@ -119,17 +127,9 @@ def answering(*fields: Json, log: list[Json] | None = None) -> Callable[[Json], 
 
 
 def trainer_args(**changed: Any) -> SimpleNamespace:
-    said: Json = {
-        "temperature": 0.75,
-        "top_p": 0.9,
-        "top_k": 5,
-        "min_p": None,
-        "max_completion_length": 8,
-        "repetition_penalty": 1.0,
-        "generation_kwargs": None,
-        "chat_template_kwargs": None,
-    }
-    return SimpleNamespace(**said | changed)
+    said: Json = {"temperature": 0.75, "top_p": 0.9, "top_k": 5, "max_completion_length": 8, "repetition_penalty": 1.0}
+    unset = dict.fromkeys(("min_p", "generation_kwargs", "chat_template_kwargs"))
+    return SimpleNamespace(**said | unset | changed)
 
 
 class OneProcess:

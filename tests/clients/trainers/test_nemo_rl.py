@@ -1,7 +1,7 @@
 """Batches of NeMo-RL against a scripted service: what is posted, what comes back, what failures become."""
 
 from collections import UserDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,14 +12,10 @@ from fastapi.responses import JSONResponse
 from rollout_client import RolloutClient
 from rollout_client.results import RolloutsNotFinal
 from rollout_client.trainers.nemo_rl import report_prev_logprobs, run_async_multi_turn_rollout, run_multi_turn_rollout
-from tests.clients.scripted_service import SUMMARY, Json, ScriptedService, result, running
+from tests.clients.scripted_service import SUMMARY, Json, ScriptedService, result
+from tests.clients.trainers.scripted_trainer import LOST, response_message
 
 Run = Callable[..., tuple[Any, dict[str, Any]]]
-LOST = {
-    "status": "error",
-    "total_reward": None,
-    "error": {"kind": "timeout", "message": "Too slow.", "retryable": True},
-}
 
 
 class BatchedDataDict(UserDict[str, Any]):
@@ -27,35 +23,15 @@ class BatchedDataDict(UserDict[str, Any]):
 
 
 @pytest.fixture
-def service() -> Iterator[ScriptedService]:
-    with running(ScriptedService()) as scripted:
-        scripted.rollouts.append(echo)
-        yield scripted
-
-
-@pytest.fixture
-def client(service: ScriptedService) -> Iterator[RolloutClient]:
-    with RolloutClient(service.url) as rollout_client:
-        yield rollout_client
-
-
-@pytest.fixture
-def run(client: RolloutClient) -> Run:
+def run(service: ScriptedService, client: RolloutClient) -> Run:
+    service.rollouts.append(echo)
     return partial(run_multi_turn_rollout, client, max_seq_len=64)
 
 
 def played(posted: Json, **fields: Any) -> Json:
     """One turn after the posted log."""
-    response = {
-        "role": "assistant",
-        "content": "4",
-        "token_ids": [7, 8],
-        "generation_logprobs": [-0.25, -0.75],
-        "finish_reason": "stop",
-        "reward": 1.0,
-    }
     observation = {"role": "environment", "content": "", "token_ids": []}
-    log = [*posted["message_log"], response, observation]
+    log = [*posted["message_log"], response_message(7, 8) | {"reward": 1.0}, observation]
     return result(posted["idx"], message_log=log, extra_env_info={"seen": 1}, **fields)
 
 
@@ -96,10 +72,8 @@ def batch(size: int = 2, prompts: list[int] | None = None, **columns: Any) -> Ba
 # What is posted
 
 
-def test_a_batch_is_posted_as_message_logs_with_the_arguments_of_nemo_rl(
-    service: ScriptedService, client: RolloutClient
-) -> None:
-    run_multi_turn_rollout(client, batch(stop_strings=[["</a>"], None]), 64, 3, sampling={"temperature": 0.5})
+def test_a_batch_is_posted_as_message_logs_with_the_arguments_of_nemo_rl(service: ScriptedService, run: Run) -> None:
+    run(batch(stop_strings=[["</a>"], None]), max_rollout_turns=3, sampling={"temperature": 0.5})
     prompt = {"role": "user", "content": "2+2?"}
     shared = {"task_name": "math", "extra_env_info": {"ground_truth": "4"}}
     assert service.bodies == [
@@ -116,6 +90,7 @@ def test_a_batch_is_posted_as_message_logs_with_the_arguments_of_nemo_rl(
     ]
 
 
+@pytest.mark.usefixtures("run")
 def test_the_async_function_asks_for_the_async_schedule_and_greedy(
     service: ScriptedService, client: RolloutClient
 ) -> None:
@@ -135,41 +110,30 @@ def test_the_async_function_asks_for_the_async_schedule_and_greedy(
 # What comes back
 
 
-def test_the_batch_comes_back_with_its_class_and_every_field(run: Run) -> None:
-    came, metrics = run(batch(flag=["a", "b"]))
-    assert type(came) is BatchedDataDict
-    assert came["idx"] == [40, 41]
-    assert came["flag"] == ["a", "b"]
-    assert came["length"].tolist() == [2, 2]
-    assert came["loss_multiplier"].tolist() == [1, 1]
-    assert came["extra_env_info"] == [{"seen": 1}, {"seen": 1}]
-    assert came["total_reward"].dtype == torch.float32
-    assert came["total_reward"].tolist() == [1, 1]
-    assert came["truncated"].dtype == torch.bool
-    assert came["truncated"].tolist() == [False, False]
-    assert came["status"] == ["completed", "completed"]
-    assert metrics == SUMMARY["metrics"]
+@pytest.mark.parametrize("kind", [BatchedDataDict, dict])
+def test_the_batch_comes_back_with_its_class_and_every_field(run: Run, kind: Any) -> None:
+    given = kind(batch(flag=["a", "b"]))
+    came, metrics = run(given)
+    assert (type(came), metrics) == (kind, SUMMARY["metrics"])
+    tensors = {name: (came[name].dtype, came[name].tolist()) for name in ("total_reward", "truncated")}
+    assert tensors == {"total_reward": (torch.float32, [1, 1]), "truncated": (torch.bool, [False, False])}
+    assert (came["extra_env_info"], came["status"]) == ([{"seen": 1}] * 2, ["completed"] * 2)
+    kept = ("task_name", "idx", "flag", "length", "loss_multiplier")
+    assert [came[name] is given[name] for name in kept] == [True] * len(kept)
+    assert [len(log) for log in given["message_log"]] == [1, 1]
+    assert "total_reward" not in given
 
 
 def test_new_messages_have_tensors_and_the_prompt_keeps_its_own(run: Run) -> None:
     given = batch(1)
     [[prompt, response, observation]] = run(given)[0]["message_log"]
     assert prompt is given["message_log"][0][0]
-    assert response["token_ids"].dtype == observation["token_ids"].dtype == torch.int64
-    assert response["token_ids"].tolist() == [7, 8]
-    assert response["generation_logprobs"].dtype == torch.float32
-    assert response["generation_logprobs"].tolist() == [-0.25, -0.75]
-    assert (response["role"], response["content"], response["finish_reason"]) == ("assistant", "4", "stop")
-    assert observation["token_ids"].shape == (0,)
+    ids, logprobs = response["token_ids"], response["generation_logprobs"]
+    assert (ids.dtype, ids.tolist()) == (torch.int64, [7, 8])
+    assert (logprobs.dtype, logprobs.tolist()) == (torch.float32, [-0.5, -0.5])
+    assert (response["role"], response["content"], response["finish_reason"]) == ("assistant", "said", "stop")
+    assert (observation["token_ids"].dtype, observation["token_ids"].shape) == (torch.int64, (0,))
     assert "generation_logprobs" not in observation
-
-
-def test_the_input_is_left_as_it_was_and_may_be_a_plain_dict(run: Run) -> None:
-    given = dict(batch())
-    came, _ = run(given)
-    assert type(came) is dict
-    assert [len(log) for log in given["message_log"]] == [1, 1]
-    assert "total_reward" not in given
 
 
 # Samples without a final reward
@@ -194,36 +158,28 @@ def test_a_sample_cut_off_by_the_deadline_is_masked(service: ScriptedService, ru
     scripted(service, {"status": "deadline", "total_reward": 0.75})
     given = {name: column for name, column in batch(1).items() if name != "loss_multiplier"}
     came, _ = run(given, not_final="mask", deadline_s=1)
-    assert came["loss_multiplier"].tolist() == [0]
-    assert came["total_reward"].tolist() == [0]
+    assert (came["loss_multiplier"].tolist(), came["total_reward"].tolist()) == ([0], [0])
 
 
 # Batches that are run again
 
 
-PART = {"role": "assistant", "content": "ab", "token_ids": [7, 8], "generation_logprobs": [-0.25, -0.5]}
-WHOLE = {
-    "role": "assistant",
-    "content": "abcd",
-    "token_ids": [7, 8, 9, 10],
-    "generation_logprobs": [-0.25, -0.5, -0.75, -1.0],
-    "finish_reason": "stop",
-}
+PART: Json = {"role": "assistant", "content": "ab", "token_ids": [7, 8], "generation_logprobs": [-0.25, -0.5]}
+MORE: Json = {"token_ids": [7, 8, 9, 10], "generation_logprobs": [-0.25, -0.5, -0.75, -1.0], "finish_reason": "stop"}
+WHOLE = PART | MORE | {"content": "abcd"}
 RIGHT = {"role": "environment", "content": "right", "token_ids": [11]}
 CUT: Json = {"status": "deadline", "total_reward": None}
 
 
 def answering_in_turn(service: ScriptedService, *logs: Callable[[list[Json]], list[Json]], **fields: Any) -> None:
     """The next answer: the log of each sample made of its posted one, by its place in the batch."""
+
+    def in_turn(body: Json) -> JSONResponse:
+        made = [log(posted["message_log"]) for posted, log in zip(body["samples"], logs, strict=True)]
+        return answer(*(result(place, message_log=log, **fields) for place, log in enumerate(made)))
+
     service.rollouts.clear()
-    service.rollouts.append(
-        lambda body: answer(
-            *(
-                result(posted["idx"], message_log=log(posted["message_log"]), **fields)
-                for posted, log in zip(body["samples"], logs, strict=True)
-            )
-        )
-    )
+    service.rollouts.append(in_turn)
 
 
 def cut_once(service: ScriptedService, run: Run, given: BatchedDataDict) -> Any:
@@ -235,8 +191,7 @@ def cut_once(service: ScriptedService, run: Run, given: BatchedDataDict) -> Any:
 
 def test_a_response_that_was_cut_off_continues_as_one_message(service: ScriptedService, run: Run) -> None:
     once = cut_once(service, run, batch(1))
-    once["message_log"][0][-1]["token_loss_mask"] = torch.ones(2)
-    once["message_log"][0][-1]["mine"] = "kept"
+    once["message_log"][0][-1] |= {"token_loss_mask": torch.ones(2), "mine": "kept"}
     answering_in_turn(service, lambda log: [*log[:-1], {**WHOLE, "reward": 1.0}, RIGHT], total_reward=1.0)
     twice, _ = run(once, not_final="mask")
     [[prompt, response, observation]] = twice["message_log"]

@@ -11,6 +11,19 @@ from rollout_client.trainers.trl import WeightsNotPushed, push_from_trainer
 from tests.clients.trainers.scripted_trainer import PushingClient, trainer
 
 
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What this process has broadcast; it receives the same."""
+    said: list[Any] = []
+
+    def broadcast(objects: list[Any], **_: Any) -> list[Any]:
+        said.append(objects)
+        return objects
+
+    monkeypatch.setattr(module, "broadcast_object_list", broadcast)
+    return said
+
+
 @pytest.mark.parametrize(
     "failure",
     [
@@ -22,15 +35,8 @@ from tests.clients.trainers.scripted_trainer import PushingClient, trainer
     ids=lambda failure: type(failure).__name__,
 )
 def test_other_processes_get_the_version_or_why_there_is_none(
-    client: PushingClient, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+    client: PushingClient, said: list[Any], monkeypatch: pytest.MonkeyPatch, failure: BaseException
 ) -> None:
-    said: list[Any] = []
-
-    def broadcast(objects: list[Any], **_: Any) -> list[Any]:
-        said.append(objects)
-        return objects
-
-    monkeypatch.setattr(module, "broadcast_object_list", broadcast)
     pusher, training, other = PolicyPusher(client), trainer(), trainer()
     other.accelerator.is_main_process = False
     assert push_from_trainer(pusher, training) == 101
@@ -47,18 +53,11 @@ def test_other_processes_get_the_version_or_why_there_is_none(
 
 @pytest.mark.parametrize("is_main", [True, False])
 def test_a_process_that_fails_before_the_push_still_broadcasts(
-    client: PushingClient, monkeypatch: pytest.MonkeyPatch, is_main: bool
+    client: PushingClient, said: list[Any], is_main: bool
 ) -> None:
-    said: list[Any] = []
-
-    def broadcast(objects: list[Any], **_: Any) -> list[Any]:
-        said.append(objects)
-        return objects if is_main else [101]
-
     def interrupted(_model: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "broadcast_object_list", broadcast)
     training = trainer()
     training.accelerator.is_main_process = is_main
     training.accelerator.unwrap_model = interrupted

@@ -18,6 +18,7 @@ from tests.clients.scripted_service import Json, ScriptedService
 from tests.clients.trainers.scripted_trainer import (
     END,
     LOST,
+    ON_PROCESSORS,
     PROMPTS,
     ROWS,
     PushingClient,
@@ -230,20 +231,8 @@ def grpo_trainer(folder: Path, rollout_func: Any) -> Any:
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    args = GRPOConfig(
-        output_dir=str(folder),
-        max_steps=2,
-        per_device_train_batch_size=4,
-        num_generations=2,
-        max_completion_length=8,
-        learning_rate=1e-2,
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-    )
+    steps: Json = {"max_steps": 2, "per_device_train_batch_size": 4, "save_strategy": "no"}
+    args = GRPOConfig(output_dir=str(folder), **ON_PROCESSORS, **steps)
     rows = Dataset.from_list(ROWS)
     return GRPOTrainer(
         str(TINY_MODEL), args=args, train_dataset=rows, reward_funcs=service_reward, rollout_func=rollout_func

@@ -1,6 +1,7 @@
 """`AgentRolloutFunc`: agents of sessions as the rollouts of TRL's `GRPOTrainer`."""
 
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -117,16 +118,11 @@ def test_sessions_have_the_trainers_sampling_the_version_and_the_limits(
 def test_what_a_session_does_not_have_is_a_value_error(
     agents: AgentService, client: PushingClient, args: Json, options: Json, message: str
 ) -> None:
-    async def agent(_base_url: str, _api_key: str, _sample: SampleInput) -> float:
-        return 0.0
-
     with pytest.raises(ValueError, match=message):
-        func(agents, client, agent, **options)(PROMPTS, trainer(**args))
+        func(agents, client, AsyncMock(return_value=0.0), **options)(PROMPTS, trainer(**args))
 
 
 def test_an_agent_that_fails_for_every_prompt_ends_the_training(agents: AgentService, client: PushingClient) -> None:
-    async def agent(_base_url: str, _api_key: str, _sample: SampleInput) -> float:
-        raise KeyError("no such tool")
-
+    agent = AsyncMock(side_effect=KeyError("no such tool"))
     with pytest.raises(AgentsFailed, match=r"All 2 runs of the agent failed; the first: KeyError\('no such tool'\)"):
         func(agents, client, agent)(PROMPTS, trainer())

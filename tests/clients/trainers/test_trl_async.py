@@ -6,9 +6,9 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +23,7 @@ from tests.clients.scripted_service import HUNG_UP_WITHIN_S, REJECTED, Json, Scr
 from tests.clients.trainers.scripted_trainer import (
     END,
     LOST,
+    ON_PROCESSORS,
     PROMPTS,
     ROWS,
     PushingClient,
@@ -266,37 +267,22 @@ def test_the_position_is_the_first_row_whose_group_is_missing() -> None:
 
 
 def test_rows_go_on_from_a_position_in_any_round_over_the_dataset() -> None:
-    def first_five(start: int) -> Sequence[Any]:
-        return [row for row, _ in zip(rows_from(["a", "b", "c"], start), range(5), strict=False)]
-
-    assert first_five(0) == ["a", "b", "c", "a", "b"]
-    assert first_five(2) == ["c", "a", "b", "c", "a"]
-    assert first_five(7) == ["b", "c", "a", "b", "c"]
+    for start, rows in ((0, "abcab"), (2, "cabca"), (7, "bcabc")):
+        assert [*islice(rows_from("abc", start), 5)] == [*rows]
 
 
-class TorchFlashAttention:
+def attention(
+    query: Any, key: Any, value: Any, queries: Any, keys: Any, *_lengths: int, softmax_scale: float, **_options: Any
+) -> torch.Tensor:
     """What tree attention calls of its CUDA kernel, written out: each segment attends to its own path, causally."""
-
-    @staticmethod
-    def flash_attn_varlen_func(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cu_seqlens_q: torch.Tensor,
-        cu_seqlens_k: torch.Tensor,
-        *_lengths: int,
-        softmax_scale: float,
-        **_options: Any,
-    ) -> torch.Tensor:
-        attended = []
-        bounds = zip(pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True)
-        for (start, end), (first, last) in bounds:
-            before = (last - first) - (end - start)
-            unseen = ~torch.ones(end - start, last - first, dtype=torch.bool).tril(before)
-            scores = torch.einsum("qhd,khd->hqk", query[start:end], key[first:last]) * softmax_scale
-            shares = scores.masked_fill(unseen, float("-inf")).softmax(dim=-1)
-            attended.append(torch.einsum("hqk,khd->qhd", shares, value[first:last]))
-        return torch.cat(attended)
+    attended = []
+    for (start, end), (first, last) in zip(pairwise(queries.tolist()), pairwise(keys.tolist()), strict=True):
+        before = (last - first) - (end - start)
+        unseen = ~torch.ones(end - start, last - first, dtype=torch.bool).tril(before)
+        scores = torch.einsum("qhd,khd->hqk", query[start:end], key[first:last]) * softmax_scale
+        shares = scores.masked_fill(unseen, float("-inf")).softmax(dim=-1)
+        attended.append(torch.einsum("hqk,khd->qhd", shares, value[first:last]))
+    return torch.cat(attended)
 
 
 def numbered_rows(count: int) -> list[Json]:
@@ -312,7 +298,7 @@ def _on_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's trainer without a GPU."""
     from trl.experimental.async_grpo import async_grpo_trainer, packing
 
-    monkeypatch.setattr(packing, "_flash_attn", TorchFlashAttention)
+    monkeypatch.setattr(packing, "_flash_attn", lambda: SimpleNamespace(flash_attn_varlen_func=attention))
     monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: None)
 
 
@@ -363,21 +349,8 @@ def async_grpo(service: ScriptedService, client: PushingClient, rows: list[Json]
     from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 
     dataset = Dataset.from_list(rows)
-    options: Json = {
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 1,
-        "num_generations": 2,
-        "max_inflight_tasks": 2,
-        "max_completion_length": 8,
-        "token_budget": 0,
-        "learning_rate": 1e-2,
-        "use_cpu": True,
-        "bf16": False,
-        "report_to": "none",
-        "logging_steps": 1,
-        "disable_tqdm": True,
-    }
-    args = AsyncGRPOConfig(output_dir=str(folder), **options | changed)
+    options: Json = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "max_inflight_tasks": 2}
+    args = AsyncGRPOConfig(output_dir=str(folder), token_budget=0, **ON_PROCESSORS, **options, **changed)
     transfer = ServiceWeightTransfer(client)
     client.layout = layout_of(load_file(TINY_MODEL / "model.safetensors"))
     rollout_worker = ServiceRolloutWorker(

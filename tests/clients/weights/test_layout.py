@@ -84,17 +84,14 @@ def test_tensors_are_compared_only_where_all_else_fits() -> None:
 @pytest.mark.parametrize(
     ("missing", "shown"),
     [
-        (["a"], "a. Not known there: b, c. Different: d is F32 instead of BOOL."),
-        (
-            [f"a.{place}" for place in range(7)],
-            "a.0, a.1, a.2, a.3, a.4 and 2 more. Not known there: b, c. Different: ",
-        ),
+        (["a"], "a"),
+        ([f"a.{place}" for place in range(7)], "a.0, a.1, a.2, a.3, a.4 and 2 more"),
     ],
 )
 def test_every_finding_is_named_with_at_most_five_names(missing: list[str], shown: str) -> None:
-    error = WeightsDoNotFit(missing, ["b", "c"], {"d": "is F32 instead of BOOL"})
-    assert f"The weights are not those of the model that the service serves; nothing was sent. Missing: {shown}" in str(
-        error
+    assert str(WeightsDoNotFit(missing, ["b", "c"], {"d": "is F32 instead of BOOL"})) == (
+        f"The weights are not those of the model that the service serves; nothing was sent. Missing: {shown}. "
+        "Not known there: b, c. Different: d is F32 instead of BOOL."
     )
 
 

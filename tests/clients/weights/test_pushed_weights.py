@@ -40,7 +40,7 @@ def update_to(version: int, checksum: str | None) -> PolicyUpdate:
 
 def state_of(current: int, *versions: tuple[int, str | None]) -> PolicyState:
     infos = [
-        VersionInfo.model_validate({"version": version, "kind": "full", "checksum": checksum, "created_at": CREATED_AT})
+        VersionInfo(version=version, kind="full", checksum=checksum, created_at=CREATED_AT)
         for version, checksum in versions
     ]
     return PolicyState(current=current, versions=infos, replicas=[])

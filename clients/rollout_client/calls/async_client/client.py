@@ -36,8 +36,8 @@ UNBOUNDED = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 
 
 class AsyncRolloutClient(AsyncRolloutCalls, AsyncRecordCalls, AsyncWeightCalls, AsyncInfoCalls):
-    """Talks to one rollout service. `RolloutClient` is safe to share between threads; `AsyncRolloutClient` has the same
-    methods for asyncio, and cancelling one of its rollouts ends it at the service too.
+    """Talks to one rollout service. There are two clients with the same methods: one that blocks and may be shared
+    between threads, and one for asyncio, where cancelling a rollout ends it at the service too.
 
     Args:
         base_url: of the service, with its scheme; by default that of `http_client`, then the environment variable

@@ -1,5 +1,6 @@
 """`client.policy`: the weights that the service has, and which of them it serves."""
 
+import math
 from typing import Unpack
 
 from rollout_client.calls.async_client.connection import AsyncResource
@@ -31,10 +32,13 @@ class AsyncPolicy(AsyncResource):
         return await self._connection.short(call_for(PolicyLayout, "GET", "/policy/layout"), options)
 
     async def wait_for_version(
-        self, version: int, timeout_s: float = 600.0, *, retries: int | None = None
+        self, version: int, timeout_s: float | None = 600.0, *, retries: int | None = None
     ) -> PolicyState:
-        """Returns once every replica serves `version` or a newer one; raises `RolloutTimeout` after `timeout_s`."""
-        whole = CallLimits(timeout_s)
+        """Returns once every replica serves `version` or a newer one.
+
+        Raises `RolloutTimeout` after `timeout_s`; `None` sets no limit.
+        """
+        whole = CallLimits(math.inf if timeout_s is None else timeout_s)
         given: CallOptions = {} if retries is None else {"retries": retries}
         while True:
             wait_s = round(min(whole.remaining_s() or 0.0, LONGEST_QUESTION_S), 3)

@@ -146,14 +146,10 @@ def _mapped(row: Row, mapping: Mapping[str, str], place: str) -> Row:
             holder = holder.setdefault(name, {})
             if not isinstance(holder, dict):
                 raise ValueError(f"{place}: {field} cannot lie in {name}, which another --map gives as a whole.")
-        holder[last] = _value_at(row, column, place)
+        value: Any = row
+        for name in column.split("."):
+            if not isinstance(value, dict) or name not in value:
+                raise ValueError(f"{place} has no column {column}; it has {', '.join(row)}.")
+            value = value[name]
+        holder[last] = value
     return sample
-
-
-def _value_at(row: Row, column: str, place: str) -> Any:
-    value: Any = row
-    for name in column.split("."):
-        if not isinstance(value, dict) or name not in value:
-            raise ValueError(f"{place} has no column {column}; it has {', '.join(row)}.")
-        value = value[name]
-    return value

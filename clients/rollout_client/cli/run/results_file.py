@@ -100,7 +100,10 @@ class ResultsFile:
         if self._overwrite:
             os.truncate(self._descriptor, 0)
         if os.fstat(self._descriptor).st_size == 0:
-            self._write_run()
+            # Whole or not at all, and before the first result.
+            written = self._run_path.with_name(f"{self._run_path.name}.new")
+            written.write_bytes(to_json(self._run, indent=1) + b"\n")
+            written.replace(self._run_path)
         self._check_run()
         try:
             with self._path.open("rb") as lines:
@@ -123,12 +126,6 @@ class ResultsFile:
         while left:
             left = left[os.write(self._descriptor, left) :]
         os.fsync(self._descriptor)
-
-    def _write_run(self) -> None:
-        """Whole or not at all, and before the first result."""
-        written = self._run_path.with_name(f"{self._run_path.name}.new")
-        written.write_bytes(to_json(self._run, indent=1) + b"\n")
-        written.replace(self._run_path)
 
     def _check_run(self) -> None:
         found = from_json(self._run_path.read_bytes()) if self._run_path.exists() else None

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 from rollout_client.errors import TokenizerDiffers
 from rollout_client.tokenizer_check import tokenizer_info, tokens_by_id
 from tests.clients.client_calls import call
-from tests.clients.scripted_service import Json, ScriptedService
+from tests.clients.scripted_service import INFO, Json, ScriptedService
 from tests.paths import TINY_MODEL
 
 tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
@@ -16,16 +16,7 @@ tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
 
 def info_of(vocabulary_sha256: str | None = None) -> Json:
     described = tokenizer_info(tokenizer).model_dump()
-    return {
-        "model": {"name": "tiny", "revision": None, "vocab_size": 262, "max_model_len": 100},
-        "tokenizer": described | ({"vocabulary_sha256": vocabulary_sha256} if vocabulary_sha256 else {}),
-        "limits": {"max_seq_len": 100, "admission": {"max_rollouts": 9}, "of_a_newer_service": None},
-        "versions": {"service": "0.1", "contract": "1.0", "engine": "simulated", "ray": "2", "transformers": "5"},
-        "policy_version": 3,
-        "tasks": ["math"],
-        "follow": None,
-        "keeps_records": True,
-    }
+    return INFO | {"tokenizer": described | ({"vocabulary_sha256": vocabulary_sha256} if vocabulary_sha256 else {})}
 
 
 def test_info_is_what_the_service_says(service: ScriptedService) -> None:

@@ -11,6 +11,7 @@ from rollout_client.contract.messages import PromptMessage
 from rollout_client.errors import ResponseNotUnderstood
 from tests.clients.client_calls import breaking_server, call, play, play_arrow
 from tests.clients.scripted_service import (
+    DIED,
     HUNG_UP_WITHIN_S,
     SUMMARY,
     Json,
@@ -48,22 +49,15 @@ def test_a_message_log_that_came_back_can_be_posted_again(service: ScriptedServi
 @pytest.mark.parametrize("progress", [False, True])
 def test_results_come_in_input_order_whatever_their_idx(service: ScriptedService, progress: bool) -> None:
     response = play(service.url, sample(idx=7), sample(idx=7), sample(idx=3), num_generations=2, progress=progress)
-    assert [(played.idx, played.generation_index) for played in response.samples] == [
-        (7, 0),
-        (7, 1),
-        (7, 0),
-        (7, 1),
-        (3, 0),
-        (3, 1),
-    ]
+    expected = [(idx, generation) for idx in (7, 7, 3) for generation in range(2)]
+    assert [(played.idx, played.generation_index) for played in response.samples] == expected
     assert response.model_dump(exclude={"samples"}, exclude_unset=True) == SUMMARY
 
 
 def test_the_progress_bar_counts_rollouts_tokens_and_failures(
     service: ScriptedService, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    error = {"kind": "generation", "message": "The replica died.", "retryable": True}
-    failed = {"position": 1, "sample": result(1, status="error", error=error)}
+    failed = {"position": 1, "sample": result(1, status="error", error=DIED)}
     service.rollouts.append(lambda _: ndjson(failed, {"position": 0, "sample": result()}, {"summary": SUMMARY}))
     play(service.url, sample(), sample(), progress=True)
     assert re.search(r"2/2 rollouts, [\d,]+ tokens/s, mean reward 1\.000, 1 failed", capsys.readouterr().err)

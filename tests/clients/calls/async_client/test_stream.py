@@ -29,12 +29,8 @@ FAILED: Json = {"type": "about:blank", "title": "Generation failed", "status": 5
 
 def test_a_stream_gives_each_sample_with_its_position_as_it_ends(service: ScriptedService) -> None:
     placed = stream(service.url, sample(), sample(), num_generations=2)
-    assert [(position, played.idx, played.generation_index) for position, played in placed] == [
-        (3, 1, 1),
-        (2, 1, 0),
-        (1, 0, 1),
-        (0, 0, 0),
-    ]
+    found = [(position, played.idx, played.generation_index) for position, played in placed]
+    assert found == [(3, 1, 1), (2, 1, 0), (1, 0, 1), (0, 0, 0)]
 
 
 def test_the_summary_is_there_after_the_last_sample_and_an_error_before(service: ScriptedService) -> None:
@@ -89,10 +85,7 @@ def test_a_problem_in_a_stream_is_raised_after_the_samples_before_it(service: Sc
     ],
 )
 def test_a_stream_that_is_not_whole_is_an_error(
-    service: ScriptedService,
-    lines: list[Json],
-    error: type[Exception],
-    message: str,
+    service: ScriptedService, lines: list[Json], error: type[Exception], message: str
 ) -> None:
     service.rollouts.append(lambda _: ndjson(*lines))
     with pytest.raises(error, match=message):

@@ -8,14 +8,7 @@ import httpx
 import pytest
 
 from rollout_client import RequestRejected, RolloutClient, ServiceFailed
-from tests.clients.scripted_service import (
-    REJECTED,
-    SUMMARY,
-    ScriptedService,
-    problem,
-    sample,
-    unavailable,
-)
+from tests.clients.scripted_service import REJECTED, SUMMARY, ScriptedService, problem, sample, unavailable
 
 SESSION = {"id": "s", "base_url": "http://service/v1/sessions/s", "api_key": "k", "status": "open"}
 JOB = {"job_id": "a/b", "state": "completed", "request_id": "r", "created_at": 0, "last_event": 1, "acknowledged": 0}

@@ -40,8 +40,6 @@ def test_columns_of_a_parquet_file_become_fields(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_columns_of_a_saved_data_set_become_fields(tmp_path: Path) -> None:
-    import datasets
-
     data = datasets.Dataset.from_list(ROWS)
     data.save_to_disk(tmp_path / "one")
     datasets.DatasetDict(test=data).save_to_disk(tmp_path / "split")
@@ -54,17 +52,10 @@ def test_a_data_set_of_the_hub_is_asked_for_by_name_and_split(monkeypatch: pytes
 
     def load_dataset(name: str, split: str) -> datasets.Dataset:
         asked.append((name, split))
-        return datasets.Dataset.from_list([{"question": "What is 1 + 1?", "answer": "2"}])
+        return datasets.Dataset.from_list(ROWS)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    columns = ["messages=question", "extra_env_info.ground_truth=answer"]
-    assert read_samples("hf:org/sums", columns, "math", "test") == [
-        {
-            "messages": [{"role": "user", "content": "What is 1 + 1?"}],
-            "extra_env_info": {"ground_truth": "2"},
-            "task_name": "math",
-        }
-    ]
+    assert read_samples("hf:org/sums", MAP, "math", "test") == SAMPLES
     assert asked == [("org/sums", "test")]
 
 

@@ -15,7 +15,17 @@ from typer.testing import CliRunner, Result
 
 from rollout_client import read_rollouts
 from rollout_client.cli.app import app
-from tests.clients.scripted_service import REJECTED, Json, ScriptedService, lines_of, ndjson, problem, result, sample
+from tests.clients.scripted_service import (
+    DIED,
+    REJECTED,
+    Json,
+    ScriptedService,
+    lines_of,
+    ndjson,
+    problem,
+    result,
+    sample,
+)
 
 
 class Run:
@@ -69,17 +79,8 @@ def test_each_rollout_is_a_line_with_its_row_and_the_totals_are_printed(run: Run
 
 
 def test_every_option_of_a_rollout_is_sent(run: Run) -> None:
-    sampling: Json = {
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 5,
-        "min_p": 0.1,
-        "max_new_tokens": 8,
-        "stop_strings": ["a"],
-        "greedy": True,
-        "ignore_eos": True,
-        "seed": 7,
-    }
+    numbers = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "max_new_tokens": 8, "seed": 7}
+    sampling: Json = {**numbers, "stop_strings": ["a"], "greedy": True, "ignore_eos": True}
     others: Json = {
         "max_seq_len": 100,
         "max_rollout_turns": 2,
@@ -106,7 +107,7 @@ def test_every_option_of_a_rollout_is_sent(run: Run) -> None:
 
 
 def test_a_run_that_failed_goes_on_with_what_is_missing(run: Run) -> None:
-    run.service.rollouts.extend([lines_and_end, lambda _: problem(REJECTED)])
+    run.service.rollouts.extend([lambda body: ndjson(*lines_of(body)), lambda _: problem(REJECTED)])
     assert run("--chunk-size", "1").exit_code == 1
     before = len(run.played())
     sent = len(run.service.bodies)
@@ -118,22 +119,15 @@ def test_a_run_that_failed_goes_on_with_what_is_missing(run: Run) -> None:
     assert sorted(run.played()) == EVERY
 
 
-def lines_and_end(body: Json) -> Response:
-    return ndjson(*lines_of(body))
-
-
 def test_a_refused_sample_is_named_by_its_row(run: Run) -> None:
     run()
     run.output.write_bytes(run.output.read_bytes()[:1])
-    run.service.rollouts.append(lambda body: problem(refusal_of(len(body["samples"]) - 1)))
+    [error] = REJECTED["errors"]
+    named = REJECTED | {"errors": [error | {"field": "samples[2].task_name"}]}
+    run.service.rollouts.append(lambda _: problem(named))
     done = run()
     assert done.exit_code == 1
     assert "row 2.task_name: there is no task 'maths'" in done.stderr
-
-
-def refusal_of(index: int) -> Json:
-    [error] = REJECTED["errors"]
-    return {**REJECTED, "errors": [{**error, "field": f"samples[{index}].task_name"}]}
 
 
 def test_the_half_group_of_a_broken_stream_is_played_again(run: Run) -> None:
@@ -152,12 +146,10 @@ def test_streams_that_go_on_breaking_end_the_run(run: Run) -> None:
 
 @pytest.mark.parametrize(("rate", "exit_code"), [("0.49", 3), ("0.5", 0)])
 def test_more_failures_than_allowed_are_another_exit_code(run: Run, rate: str, exit_code: int) -> None:
-    failed = {"status": "error", "total_reward": None, "error": {"kind": "timeout", "message": "", "retryable": True}}
-
     def half(body: Json) -> Response:
         lines = lines_of(body)
         for line in lines[:3]:
-            line["sample"] |= failed
+            line["sample"] |= {"status": "error", "total_reward": None, "error": DIED}
         return ndjson(*lines)
 
     run.service.rollouts.append(half)
