@@ -138,7 +138,7 @@ def rewarded(*rewards: float, idx: int = 0) -> list[SampleResult]:
     ]
 
 
-def test_advantages_are_relative_to_a_group_of_one_idx_or_of_something_else() -> None:
+def test_advantages_are_relative_to_a_group_of_one_idx_or_another_key() -> None:
     samples = [*rewarded(0, 2, idx=4), *rewarded(5, 7, idx=1)]
     by_idx = to_tensors(samples, pad_token_id=PAD, scale_rewards=False)
     assert (by_idx.advantages.tolist(), by_idx.groups.tolist()) == ([-1, 1, -1, 1], [0, 0, 1, 1])
