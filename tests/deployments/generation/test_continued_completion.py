@@ -16,7 +16,7 @@ from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-from deployments.generation.continued_completion import ContinuedCompletion
+from deployments.generation.continued_completion import ContinuedCompletion, params_of_choice
 from deployments.protocols.generation import derived_seed
 from deployments.upstream.vllm.token_texts import detokenizer_of
 from tests.paths import SMALL_MODEL
@@ -146,6 +146,11 @@ def test_a_stream_whose_tokens_depend_on_those_before_them_ends(sampling: Sampli
     ending = stream.add(output("", "abort", tokens=len(made)), None)
     assert not stream.interrupt(ending)
     assert ending.outputs[0].finish_reason == "abort"
+
+
+def test_each_choice_has_the_seed_that_vllm_gives_it() -> None:
+    each = [params_of_choice(params(n=3), index) for index in range(3)]
+    assert [(one.n, one.seed) for one in each] == [(1, 7), (1, 8), (1, 9)]
 
 
 @pytest.mark.parametrize("kind", [FINAL, DELTA])

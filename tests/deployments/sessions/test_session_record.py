@@ -57,9 +57,8 @@ def test_a_generated_message_in_another_form_keeps_its_ids(
     prepared = engine.prepare([SYSTEM, QUESTION, form(dict(made.message)), NEXT])
     bridge = engine.renderer.encode("\n<|im_start|>user\nAnd 3?<|im_end|>\n<|im_start|>assistant\n")
     assert list(prepared.prompt.token_ids) == [*engine.prompts[made.id], *made.token_ids, *bridge]
-    assert [(one.message, one.action, one.fields) for one in prepared.plan.drift] == (
-        [(2, "generated_ids", fields)] if fields else []
-    )
+    drift = [(one.message, one.action, one.fields) for one in prepared.plan.drift]
+    assert drift == ([(2, "generated_ids", fields)] if fields else [])
 
 
 EDITS = {

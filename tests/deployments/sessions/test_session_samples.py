@@ -32,9 +32,8 @@ def test_a_branch_has_the_fields_of_a_rollout() -> None:
     spans = [(span.version, span.start, span.end) for span in response.weight_versions or ()]
     assert spans == [("0", 0, len(made.token_ids))]
     assert (result.content, result.name, result.tool_call_id) == ("3", "add", "tool-call0-0")
-    assert small().hf.decode(result.token_ids) == (
-        "\n<|im_start|>tool\n<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    )
+    shown = "\n<|im_start|>tool\n<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert small().hf.decode(result.token_ids) == shown
     assert SessionSample.model_validate_json(json_of(sample)).generation_ids == ["call0-0", "call1-0"]
 
 
