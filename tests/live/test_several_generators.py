@@ -123,12 +123,14 @@ def test_a_replica_that_started_after_a_transfer_has_its_weights(client: Rollout
 
 def test_a_replica_that_dies_during_an_update_returns_with_new_weights(client: RolloutClient, version: int) -> None:
     old, young = replicas("Generator")
-    sampling = Sampling(temperature=2.0, max_new_tokens=800)
+    sampling = Sampling(temperature=2.0, max_new_tokens=800, ignore_eos=True)
     with client.stream(client.example_samples("math", 128, seed=6), sampling=sampling, sample_retries=20) as rollouts:
         with ThreadPoolExecutor(1) as thread:
             # It waits for the generations under way, so that it is under way itself when the replica dies.
+            while sum(ongoing_generations(client)) < 64:
+                time.sleep(0.01)
             pushing = thread.submit(client.push_weights, perturbed(15), mode="wait")
-            while version + 1 not in {known.version for known in client.policy.state().versions}:
+            while client.policy.state().updating_to != version + 1:
                 time.sleep(0.01)
             old.kill()
             update = pushing.result()

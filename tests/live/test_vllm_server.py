@@ -187,10 +187,6 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "an unknown model": (CHAT, asked(model="gpt-4o")),
     "no tokens": (CHAT, asked(max_tokens=-1)),
     "no messages": (CHAT, {"temperature": 0}),
-    "a bad schema": (
-        CHAT,
-        asked(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nothing"}}}),
-    ),
     "too long": (CHAT, asked(messages=[{**QUESTION, "content": "a" * 20_000}])),
 }
 THEIR_PATHS = {"/v1/tokenize": "/tokenize", "/v1/detokenize": "/detokenize"}
@@ -222,6 +218,14 @@ def test_a_call_is_streamed_alike(servers: Servers, path: str, body: dict[str, A
         case _:
             assert kinds_of(mine) == kinds_of(reference)
             assert told(mine) == told(reference)
+
+
+def test_a_schema_that_no_grammar_knows_is_refused_alike(servers: Servers) -> None:
+    """With another sentence: the service compiles with one backend, vLLM tries a second."""
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nothing"}}}
+    mine, other = (answer.json()["error"] for answer in servers.answers(CHAT, asked(response_format=schema)))
+    assert (mine["type"], mine["code"]) == (other["type"], other["code"]) == ("BadRequestError", 400)
+    assert "it cannot be compiled: " in mine["message"]
 
 
 def test_the_models_are_listed_alike(servers: Servers) -> None:
