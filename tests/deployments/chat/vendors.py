@@ -160,5 +160,6 @@ def vendor(name: str) -> Vendor:
 
 
 def marked(names: Iterable[str]) -> list[Any]:
-    """The names as parameters of a test, those of real tokenizers with their marker."""
-    return [pytest.param(name, marks=[pytest.mark.tokenizers] * (name in REAL)) for name in names]
+    """The names as parameters of a test, those of real tokenizers, which take seconds to load, with their markers."""
+    marks = [pytest.mark.tokenizers, pytest.mark.slow]
+    return [pytest.param(name, marks=marks * (name in REAL)) for name in names]
