@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,6 +44,9 @@ def test_the_folder_of_a_killed_replica_is_removed_and_all_else_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deployments.workers.cleanup.LONGEST_ADDRESS", 1000)
+    # Fork servers of this process shall not have their sockets there.
+    told: dict[str, str] = {}
+    monkeypatch.setattr("deployments.workers.cleanup.current_process", lambda: SimpleNamespace(_config=told))
     gone, elsewhere = tmp_path / f"{MARK}-{owner_that_is_gone()}", tmp_path / f"{MARK}-1-2-3"
     for folder in (gone, elsewhere):
         folder.mkdir()
@@ -52,6 +56,7 @@ def test_the_folder_of_a_killed_replica_is_removed_and_all_else_stays(
 
     assert own == tmp_path / f"{MARK}-{owner_of(os.getpid())}"
     assert set(tmp_path.iterdir()) == {elsewhere, own}
+    assert told == {"tempdir": str(own)}
 
 
 def test_a_folder_whose_sockets_would_have_too_long_paths_is_not_made(tmp_path: Path) -> None:
