@@ -120,7 +120,8 @@ def validate_delta(path: Path, layout: PolicyLayout) -> str:
     model = header_of((name, tensor.dtype, tensor.shape) for name, tensor in layout.tensors.items()).by_name
     try:
         for name, entry in delta_entries(header, model).items():
-            (gaps, values), changes = entry, read_changes(path, header, entry)
+            gaps, values = entry
+            changes = read_changes(path, header, entry)
             changed_places(name, math.prod(model[name].shape), changes)
             checksum.add(gaps.name, gaps.dtype, gaps.shape, [changes.gaps.view(np.uint8).data])
             new = _finite(name, values.dtype, [changes.values.view(np.uint8).data])
