@@ -40,7 +40,7 @@ def _puzzle_prompt(board: Board) -> str:
     )
 
 
-def slide(board: Board, direction: Direction) -> Board | None:
+def _slide(board: Board, direction: Direction) -> Board | None:
     """The board after a tile slid in `direction` into the empty place; `None` if no tile can."""
     row, column = next((r, c) for r, tiles in enumerate(board) for c, tile in enumerate(tiles) if tile == 0)
     tile_row, tile_column = row + _TILE_BESIDE_EMPTY[direction][0], column + _TILE_BESIDE_EMPTY[direction][1]
@@ -62,7 +62,7 @@ def _shuffled_board(size: int, seed: int, shuffle_moves: int) -> Board:
     last: Direction | None = None
     while played < shuffle_moves or board == goal:
         backward = _OPPOSITE[last] if last else None
-        reachable = {d: after for d in DIRECTIONS if d != backward and (after := slide(board, d)) is not None}
+        reachable = {d: after for d in DIRECTIONS if d != backward and (after := _slide(board, d)) is not None}
         last, board = draw.choice(list(reachable.items()))
         played += 1
     return board
@@ -124,7 +124,7 @@ class SlidingPuzzleEnvironment(TaskEnvironment):
         if action == "view":
             return _outcome(extra_env_info, board, _board_text(board), answer=action)
         direction = next((d for d in DIRECTIONS if d == action), None)
-        after = slide(board, direction) if direction else None
+        after = _slide(board, direction) if direction else None
         if after is None:
             illegal = extra_env_info.model_copy(update={"illegal_moves": extra_env_info.illegal_moves + 1})
             return _outcome(illegal, board, f"{_complaint(action)}\n{_board_text(board)}", answer=action)

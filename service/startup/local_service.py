@@ -34,7 +34,7 @@ from deployments.logs import serve_logs_folder, session_folder
 from deployments.policy.cluster import cluster_weights_folder
 from deployments.storage.databases import cluster_folder
 from deployments.upstream.ray_serve.direct_ingress import PORT_LABEL, VARIABLES, own_address
-from deployments.upstream.ray_serve.serve_internals import read_environment_again, route_in_own_loop
+from deployments.upstream.ray_serve.serve_internals import application_states, read_environment_again, route_in_own_loop
 from deployments.workers.cleanup import free_left_over, remove_left_over
 from service.access.access_control import HAPROXY
 from service.startup.config import APP_BUILDER, ServiceNotStarted
@@ -246,7 +246,7 @@ def _stop(console: Console) -> None:
         if ray.is_initialized():
             sockets = session_folder() / "sockets"
             folders = [cluster_weights_folder(), cluster_folder("job"), cluster_folder("session"), sockets]
-            for name in serve.status().applications:
+            for name in application_states():
                 serve.delete(name)
             ray.shutdown()
         end_descendants()

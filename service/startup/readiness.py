@@ -6,11 +6,10 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 
-from ray import serve
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview, ServeDeploySchema
 
 from deployments.upstream.ray_serve.direct_ingress import own_port, proxy_port
-from deployments.upstream.ray_serve.serve_internals import deploy_apps
+from deployments.upstream.ray_serve.serve_internals import application_states, deploy_apps
 from service.startup.config import ServiceNotStarted, free_port
 
 _ROOM_TIMEOUT_S = 180.0
@@ -56,7 +55,7 @@ def deployments_not_ready(config: ServeDeploySchema) -> Iterator[str]:
         ServiceNotStarted: as `_Startup.observe`.
     """
     startup = _Startup([application.name for application in config.applications])
-    while (starting := startup.observe(serve.status().applications, time.monotonic())) is not None:
+    while (starting := startup.observe(application_states(), time.monotonic())) is not None:
         yield starting
         time.sleep(_POLL_S)
 

@@ -16,6 +16,7 @@ import pytest
 from ray import serve
 
 from deployments.jobs.records import JobRecord
+from deployments.upstream.ray_serve.serve_internals import application_states
 from rollout_client import RolloutClient
 from rollout_client.contract.jobs import JobEvent
 from rollout_client.contract.rollouts import RolloutResponse, SampleInput, SampleResult
@@ -76,8 +77,8 @@ def player() -> psutil.Process:
 
 def until_all_ingresses_are_there(client: RolloutClient) -> None:
     def are_there() -> bool:
-        found = serve.status().applications["rollout"].deployments["Ingress"].replica_states
-        return found.get("RUNNING", 0) == INGRESSES and len(replicas("Ingress")) == INGRESSES  # type: ignore[call-overload]
+        is_healthy = application_states()["rollout"].deployments["Ingress"].status == "HEALTHY"
+        return is_healthy and len(replicas("Ingress")) == INGRESSES
 
     until(are_there, f"{INGRESSES} ingress replicas run")
     client.wait_until_ready(UNTIL_S)

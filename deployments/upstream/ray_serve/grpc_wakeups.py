@@ -19,7 +19,7 @@ from grpc._cython import cygrpc
 
 MOST_WAKEUPS = 2**16
 """More than a socket pair holds."""
-one_loop_at_a_time = threading.Lock()
+_one_loop_at_a_time = threading.Lock()
 """Two that read at once could leave no byte for either, and the events to nobody."""
 logger = logging.getLogger("rollout_service.rpc")
 
@@ -54,7 +54,7 @@ def _handle_all(wakeups: socket.socket, handle_events: Callable[[], None]) -> No
 
     All event loops of a process share the bytes. One that finds none has got its events from the loop that read them.
     """
-    with one_loop_at_a_time:
+    with _one_loop_at_a_time:
         try:
             waiting = len(wakeups.recv(MOST_WAKEUPS, socket.MSG_PEEK))
         except BlockingIOError:

@@ -11,14 +11,14 @@ from logging.handlers import MemoryHandler
 from typing import Any
 
 import ray
-from ray import _raylet
+from ray import _raylet, serve
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray.serve._private.api import serve_start
 from ray.serve._private.constants import SERVE_LOGGER_NAME
 from ray.serve._private.logging_utils import buildin_print
 from ray.serve.config import HTTPOptions
 from ray.serve.handle import DeploymentResponse, DeploymentResponseGenerator
-from ray.serve.schema import ServeDeploySchema
+from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview, ServeDeploySchema
 
 RAYLET: Any = _raylet
 
@@ -47,6 +47,25 @@ def deploy_apps(config: ServeDeploySchema) -> None:
         http_options=HTTPOptions(**config.http_options.model_dump()), proxy_location=config.proxy_location
     )
     client.deploy_apps(config)
+
+
+def application_states() -> dict[str, ApplicationStatusOverview]:
+    """The applications of `serve.status()`, without the states of their replicas.
+
+    That one pickles the request router of each deployment anew, which keeps a processor busy while many start.
+    """
+    return {
+        each.name: ApplicationStatusOverview(
+            each.app_status.status,
+            each.app_status.message,
+            each.app_status.deployment_timestamp,
+            {
+                one.name: DeploymentStatusOverview(one.status, one.status_trigger, {}, one.message)
+                for one in each.deployment_statuses
+            },
+        )
+        for each in serve.context._get_global_client().list_serve_statuses()  # type: ignore[union-attr]
+    }
 
 
 def read_environment_again() -> None:
