@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from deployments import logs
+from deployments.chat.tokenizer_loading import leave_torch_out
 from deployments.protocols.generation import Environment
 from deployments.rpc.handle_calls import policy_store_client
 from deployments.upstream.ray_serve.direct_ingress import HttpOptions, listen_on_own_port, running_http_options
@@ -49,6 +50,7 @@ class Ingress:
         """Makes all parts; `handles` are the fields of `Handles`."""
         logs.configure()
         install()
+        leave_torch_out()
         listen_on_own_port()
         options = await asyncio.to_thread(http_options)
         assert options is not None

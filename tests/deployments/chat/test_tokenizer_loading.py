@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.byt5 import ByT5Tokenizer
+from transformers.utils.import_utils import is_torch_available
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.chat.tokenizer_loading import (
+    leave_torch_out,
     load_tokenizer,
     refuse_lossy,
     refuse_slow,
@@ -86,3 +90,25 @@ def test_a_folder_without_a_tokenizer_is_refused_in_a_sentence(tmp_path: Path) -
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UnsupportedTokenizer, match=f"The tokenizer of {tmp_path} cannot be loaded: "):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_an_ingress_loads_its_tokenizer_without_torch() -> None:
+    program = f"""
+import sys
+import service.ingress
+from deployments.chat.tokenizer_loading import end_tokens_of, leave_torch_out, load_tokenizer
+
+leave_torch_out()
+assert load_tokenizer({str(SMALL_MODEL)!r}).is_fast
+end_tokens_of({str(SMALL_MODEL)!r}, None)
+assert "torch" not in sys.modules
+import torch
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_process_that_has_torch_keeps_it_for_transformers() -> None:
+    pytest.importorskip("torch")
+    leave_torch_out()
+    assert is_torch_available()
