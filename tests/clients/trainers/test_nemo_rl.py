@@ -284,7 +284,8 @@ def test_an_untrainable_response_has_another_role_but_is_posted_as_one(service: 
     [log] = once["message_log"]
     assert [message["role"] for message in log] == ["user", *["environment"] * 4, "assistant"]
     answering_in_turn(service, lambda log: [*log[:-1], WHOLE], total_reward=1.0)
-    run(once)
+    again, _ = run(once)
     posted = service.bodies[1]["samples"][0]["message_log"]
     assert [message["role"] for message in posted] == ["user", *["assistant", "environment"] * 2, "assistant"]
+    assert again["message_log"][0][-1]["token_ids"].tolist() == WHOLE["token_ids"]
     assert (posted[1]["constrained"], posted[3]["sampled_with"]["temperature"]) == (True, 0.0)

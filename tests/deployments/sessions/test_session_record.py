@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from deployments.failures import PromptRejected
-from deployments.sessions.message_comparison import drift_report, response_key
+from deployments.sessions.message_comparison import drift_report, rendered_key, response_key
 from deployments.sessions.records import NO_PLAN, ChatContext, EngineCall, GenerationUnknown, TokenPrompt
 from rollout_client.contract.sessions import MessageDrift
 from tests.deployments.sessions.harness import NEXT, QUESTION, SYSTEM, FakeEngine, Reply
@@ -188,3 +188,8 @@ def test_a_generated_call_of_bad_json_is_known_as_an_empty_object(engine: FakeEn
 def test_a_reward_for_what_was_not_generated_is_refused(engine: FakeEngine) -> None:
     with pytest.raises(GenerationUnknown, match="no message 'x'"):
         engine.record.reward({"reward": 1.0}, "x")
+
+
+@pytest.mark.parametrize("nothing", [{}, {"content": None}, {"content": []}, {"content": "", "tool_calls": []}])
+def test_a_message_without_content_or_calls_has_one_key(nothing: Any) -> None:
+    assert rendered_key({"role": "assistant", **nothing}) == rendered_key({"role": "assistant", "content": ""})

@@ -53,6 +53,16 @@ def test_a_failed_replica_is_used_again_if_there_is_no_other() -> None:
     assert replica_of(affinity, "one", "g", ("a",)) == "a"
 
 
+def test_rollouts_that_moved_count_at_their_new_replica_alone() -> None:
+    affinity = new_affinity()
+    for name in ("one", "two"):
+        replica_of(affinity, name, name, ("a",))
+        assert replica_of(affinity, name, name, ("b",)) == "b"
+        affinity.release(name)
+    replica_of(affinity, "three", "three", ("b",))
+    assert replica_of(affinity, "four", "four", ("a", "b")) == "a"
+
+
 def test_without_replicas_a_rollout_has_none_until_there_are_some() -> None:
     affinity = new_affinity()
     assert replica_of(affinity, "one", "g", ()) is None

@@ -301,6 +301,14 @@ def test_new_rollouts_go_where_other_ingresses_have_fewer_generations() -> None:
     assert [each.replica for each in submit_many(scheduler, 5)] == ["b"] * 5
 
 
+def test_a_load_without_generations_that_have_ended_here_is_that_of_others() -> None:
+    scheduler = new_scheduler("a", capacity=EngineCapacity(100))
+    submit_many(scheduler, 5)
+    scheduler.set_replicas(["a", "b"])
+    scheduler.observe("a", ReplicaLoad(ongoing_generations=5, ingresses=2), ended=5)
+    assert [each.replica for each in submit_many(scheduler, 9, "s")] == ["b"] * 9
+
+
 def test_when_all_rollouts_are_released_nothing_is_kept() -> None:
     scheduler, before = new_scheduler("a", "b"), kept(RequestState, Flow, Assignment)
     for scheduled in submit_many(scheduler, 12):
