@@ -1,12 +1,16 @@
 """For all tests. Those below `live/` need Ray and the engine; all others start neither."""
 
 import gc
+import logging
 import os
 import re
 import signal
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
+from unittest.mock import patch
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
@@ -71,6 +75,13 @@ def no_preloaded_libraries() -> Iterator[None]:
         os.environ["LD_PRELOAD"] = before
 
 
+@pytest.fixture(scope="session", autouse=True)
+def authorities_read_once() -> Iterator[None]:
+    """For each of hundreds of clients httpx reads the certificates of all authorities, which takes 25 ms."""
+    with patch("httpx._transports.default.create_ssl_context", lru_cache(httpx.create_ssl_context)):
+        yield
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
         item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
@@ -87,6 +98,12 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Lets the collections during the tests pass over what was imported."""
+    """Lets the collections during the tests pass over what was imported.
+
+    pytest adds its handlers six times a test to each logger that keeps its records to itself: torch has fifty.
+    """
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
+            logger.propagate = True
     gc.freeze()
     gc.enable()

@@ -43,7 +43,7 @@ def place_in_group(file: str) -> int:
 
 
 class ServiceScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """The tests of a group run in one process, one after the other; every other test in any.
+    """The tests of a group run in one process, one after the other, and so do those of a file, which import the same.
 
     The marker `xdist_group` does not do this: pytest-xdist 3.8 ignores it under pytest 9.2, where a plugin cannot
     change the id of a test.
@@ -51,4 +51,4 @@ class ServiceScheduling(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         path = PurePosixPath(nodeid.partition("::")[0])
-        return group_of(path.name) if path.is_relative_to(LIVE) else nodeid
+        return group_of(path.name) if path.is_relative_to(LIVE) else str(path)

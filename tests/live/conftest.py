@@ -4,8 +4,9 @@ import json
 import os
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -73,11 +74,8 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_controller() -> Iterator[None]:
-    """Ray Serve's controller looks for work five times a second, not once: a start takes several of its steps.
-
-    Metrics reach Ray's exporter every second, not every ten.
-    """
-    with patch.dict(os.environ, RAY_SERVE_CONTROL_LOOP_INTERVAL_S="0.2", RAY_metrics_report_interval_ms="1000"):
+    """Ray Serve's controller looks for work three times a second, not once: a start takes several of its steps."""
+    with patch.dict(os.environ, RAY_SERVE_CONTROL_LOOP_INTERVAL_S="0.3"):
         yield
 
 
@@ -135,7 +133,9 @@ def service_config(checkpoint_root: Path, followed_folder: Path, data_file: Path
 def service_url(service_config: ServeDeploySchema) -> str:
     # The service's processes find the weight transfer backend "gloo" by the entry point in the second folder.
     searched = (str(REPOSITORY), str(HERE / "gloo_plugin"), os.environ.get("PYTHONPATH", ""))
-    return RUNNING.url(TINY, lambda: service_config, PYTHONPATH=os.pathsep.join(filter(None, searched)))
+    # Metrics reach Ray's exporter every second, not every ten.
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, searched)), "RAY_metrics_report_interval_ms": "1000"}
+    return RUNNING.url(TINY, lambda: service_config, **variables)
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +153,9 @@ def leaves_the_original_weights(client: RolloutClient) -> Iterator[None]:
 FEW_TOKENS = {"max_tokens": 64, "temperature": 0}
 
 
-def small_config() -> ServeDeploySchema:
-    """The embedded model with tools and thoughts, with sessions and several kinds of agents."""
-    config = config_for(CONFIG, SMALL_MODEL, ("math", "tool_calls", "retrieval"))
+def small_config(tasks: Sequence[str]) -> ServeDeploySchema:
+    """The embedded model with tools and thoughts, with sessions, these tasks and several kinds of agents."""
+    config = config_for(CONFIG, SMALL_MODEL, tasks)
     [application] = config.applications
     math, played_by = "deployments.tasks.math:MathEnvironment", "tests.live.played_by_agents"
     application.args["sessions"] = {}
@@ -182,8 +182,9 @@ def small_config() -> ServeDeploySchema:
 
 
 @pytest.fixture(scope="module")
-def small_url() -> str:
-    return RUNNING.url("small", small_config)
+def small_url(pytestconfig: pytest.Config) -> str:
+    of_long_tests = ("tool_calls", "retrieval") if "not long" not in pytestconfig.option.markexpr else ()
+    return RUNNING.url("small", partial(small_config, ("math", *of_long_tests)))
 
 
 @pytest.fixture(scope="module")

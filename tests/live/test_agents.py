@@ -36,7 +36,7 @@ from tests.paths import SMALL_MODEL
 
 QUESTION: Any = {"role": "user", "content": "What is 2 + 3?"}
 GREEDY: Any = {"greedy": True, "max_new_tokens": 96}
-TOKENS = 2000
+TOKENS = 800
 LETTERS: Any = {"max_tokens": TOKENS, "extra_body": {"allowed_token_ids": [*range(ord("a"), ord("z") + 1)]}}
 """Each token is a whole character, whatever the weights generate."""
 ENDLESS: Any = {"max_tokens": 3000, "extra_body": {"ignore_eos": True}}

@@ -33,6 +33,7 @@ from tests.live.test_engine import EngineGenerator
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment
 from tests.vision_model import TOKENS_OF_TILE, SeenByTransformers, picture, save_vision_model
 
+pytestmark = pytest.mark.long
 SIZES = ((64, 64), (100, 40), (30, 50), (300, 200))
 NEAR = 2e-3
 """The two add up attention in different orders, in float32."""

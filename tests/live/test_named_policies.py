@@ -102,7 +102,7 @@ def test_a_dropped_policy_ends_the_rollouts_that_need_more_of_it(client: Rollout
     adapter_folder(tmp_path / "adapter", seed=5)
     label = client.push_weights(tmp_path / "adapter", kind="adapter", name="run-e").label
     samples = client.example_samples("sliding_puzzle", 8, seed=3)
-    sampling = Sampling(max_new_tokens=150, ignore_eos=True)
+    sampling = Sampling(max_new_tokens=64, ignore_eos=True)
     with ThreadPoolExecutor(1) as thread:
         options: dict[str, Any] = {"sampling": sampling, "max_rollout_turns": 8, "policy": {"name": "run-e"}}
         playing = thread.submit(client.rollout, samples, **options)

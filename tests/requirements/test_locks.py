@@ -1,6 +1,7 @@
 """The locks: every package with its hashes, in versions that the service takes on each Python that it runs on."""
 
 import re
+from functools import cache
 from importlib.metadata import distributions
 
 import pytest
@@ -47,15 +48,20 @@ def test_what_is_required_is_locked_in_a_version_that_fits() -> None:
     assert [str(each) for each, version in versions.items() if not each.specifier.contains(version)] == []
 
 
+@cache
+def installed(names: frozenset[str]) -> tuple[dict[str, str], list[Requirement]]:
+    """Of these packages, the Pythons that each takes, and what all of them need."""
+    metadata = [each.metadata for each in distributions() if canonicalize_name(each.name) in names]
+    takes = {each["Name"]: each["Requires-Python"] for each in metadata if "Requires-Python" in each}
+    return takes, [Requirement(need) for each in metadata for need in each.get_all("Requires-Dist") or ()]
+
+
 @pytest.mark.parametrize("python", [PYTHON, "3.12.0", "3.13.0", "3.14.0"])
 def test_the_lock_serves_each_python_that_the_readme_asks_for(python: str) -> None:
     assert "Python 3.11 to 3.14" in (REPOSITORY / "README.md").read_text()
     locked = entries(read("cpu"))
-    everywhere = [name for name, entry in locked.items() if ";" not in entry.splitlines()[0]]
-    of_lock = [each for each in distributions() if canonicalize_name(each.name) in everywhere]
-    takes = {each.name: each.metadata["Requires-Python"] for each in of_lock if "Requires-Python" in each.metadata}
+    takes, needs = installed(frozenset(name for name, entry in locked.items() if ";" not in entry.splitlines()[0]))
     assert {name: takes for name, takes in takes.items() if python not in SpecifierSet(takes)} == {}
-    needs = [need for each in of_lock for need in map(Requirement, each.requires or [])]
     needed_there = {canonicalize_name(need.name) for need in needs if is_needed(need, python)}
     needed_here = {canonicalize_name(need.name) for need in needs if is_needed(need, "3.11.14")}
     assert needed_there - needed_here - locked.keys() == set()

@@ -29,7 +29,10 @@ from tests.clients.trainers.scripted_trainer import (
 )
 from tests.paths import TINY_MODEL
 
-pytestmark = pytest.mark.filterwarnings("ignore:TRL currently supports vLLM", "ignore:.*torch.jit.script_method")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:TRL currently supports vLLM", "ignore:.*torch.jit.script_method"),
+]
 
 
 def test_each_prompt_is_a_sample_of_its_row_with_the_trainers_sampling(
@@ -239,7 +242,6 @@ def grpo_trainer(folder: Path, rollout_func: Any) -> Any:
     )
 
 
-@pytest.mark.slow
 def test_grpo_trains_on_what_the_service_played(
     service: ScriptedService, client: PushingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,10 @@ from tests.clients.scripted_service import Json
 from tests.clients.trainers.scripted_trainer import END, PROMPTS, PushingClient, trainer
 from tests.service.scripted import outcome
 
-pytestmark = pytest.mark.filterwarnings("ignore:TRL currently supports vLLM", "ignore:.*torch.jit.script_method")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:TRL currently supports vLLM", "ignore:.*torch.jit.script_method"),
+]
 
 
 @pytest.fixture

@@ -81,6 +81,7 @@ def test_tensors_are_tied_if_they_share_memory_or_dtype_and_values() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_sharded_model_is_gathered_by_all_its_processes(tmp_path: Path) -> None:
     processes = [

@@ -42,7 +42,7 @@ def works() -> bool:
     return True
 
 
-pytestmark = pytest.mark.skipif(not works(), reason="bubblewrap does not work on this machine")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not works(), reason="bubblewrap does not work on this machine")]
 
 
 def with_program(

@@ -13,7 +13,7 @@ from tests.paths import TINY_MODEL
 from tests.virtual_time import runs
 
 # Several processes import vLLM one after the other.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
 CALLS = ['<tool_call>{"name": "add", "arguments": {}}</tool_call>', "<tool_call>{</tool_call>", "plain"]
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from service.rollout_requests import garbage_collection as garbage
-from service.rollout_requests.garbage_collection import IDLE_S, LONGEST_WAIT_S, PORTION_S, PacedCollections
+from service.rollout_requests.garbage_collection import IDLE_S, LONGEST_WAIT_S, PacedCollections
 from tests import virtual_time
+from tests.virtual_time import PORTION_S
 
 FULL = 2
 
