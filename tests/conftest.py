@@ -82,6 +82,11 @@ def authorities_read_once() -> Iterator[None]:
         yield
 
 
+def pytest_unconfigure() -> None:
+    """Leaves what the tests made to the end of the process: pytest would look through all of it five times."""
+    gc.freeze()
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
         item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from service.rollouts.messages import FIRST_WINDOW, _tokens_to_keep
@@ -15,6 +15,7 @@ def kept(pieces: Sequence[str | None], *stop_strings: str) -> int:
     return _tokens_to_keep(len(pieces), stop_strings, lambda first: pieces[first:])
 
 
+@example(pieces=[""], stop_strings=["ab"])
 @given(pieces=pieces_of_tokens, stop_strings=stop_strings_of_a_request)
 def test_looking_at_the_end_first_keeps_as_many_tokens(pieces: list[str | None], stop_strings: list[str]) -> None:
     def is_closed(count: int) -> bool:
