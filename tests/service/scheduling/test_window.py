@@ -144,6 +144,14 @@ def test_three_policies_take_turns_and_each_gets_its_share(max_loras: int) -> No
     assert fleet.replicas["r0"].most_policies == max_loras
 
 
+def test_two_policies_share_by_the_weights_of_their_requests() -> None:
+    fleet = fleet_of("", max_loras=1)
+    for name, weight in (("a", 3.0), ("b", 1.0)):
+        fleet.post(Batch(name, rollouts=1000, turns=4, policy=name, weight=weight))
+    fleet.run(lambda: fleet.now > 300.0)
+    assert fleet.turns_ended["a"] / fleet.turns_ended["b"] == pytest.approx(3.0, rel=0.25)
+
+
 def test_policies_spread_over_replicas_in_place_of_waiting_for_turns() -> None:
     alone, shared = fleet_of("a", 1, rollouts=60), fleet_of("ab", 1, replicas=2, rollouts=60)
     alone.run()
