@@ -59,7 +59,7 @@ def test_it_sends_through_the_http_client_with_the_settings_of_the_client(monkey
     assert 6 < ours.extensions["timeout"]["read"] <= 7
 
 
-@pytest.mark.parametrize(("retries", "attempts"), [(0, 1), (2, 3)])
+@pytest.mark.parametrize(("retries", "attempts"), [(0, 1), pytest.param(2, 3, marks=pytest.mark.slow)])
 def test_it_tries_as_often_as_the_client(retries: int, attempts: int) -> None:
     answers = Answers(breaks=2)
     with caller(answers) as http:

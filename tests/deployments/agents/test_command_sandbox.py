@@ -17,6 +17,8 @@ from deployments.sandbox.providers.interface import ProviderUnusable
 from tests.deployments.agents.test_harbor_program import works
 from tests.deployments.models.chat_server import Answer, chat_server
 
+pytestmark = pytest.mark.slow
+
 ASKS = """
 import json, os, pathlib, sys, urllib.request
 sample = json.load(sys.stdin)

@@ -19,6 +19,8 @@ from deployments.models import clients
 from examples.nim import RULES
 from tests.deployments.models.chat_server import Answer, ChatServer, chat_server, said
 
+pytestmark = pytest.mark.slow
+
 NIM = "examples.nim:Nim"
 SERVED: dict[str, Any] = {"opponents": {"rival": 1}}
 

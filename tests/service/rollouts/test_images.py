@@ -79,6 +79,7 @@ def check_places(requests: Sequence[GenerationRequest], shown: Sequence[Sequence
         before = ids
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.sampled_from(NAMES), max_size=3), min_size=1, max_size=5))
 def test_each_generation_has_the_images_of_all_messages_before_it(shown: list[list[str]]) -> None:
     prompt, *observed = shown

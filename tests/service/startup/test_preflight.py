@@ -17,6 +17,8 @@ from service.startup.config import APP_BUILDER, ServiceNotStarted, config_of
 from service.startup.preflight import check_config
 from tests.paths import REPOSITORY, SIMULATED_REPLICA
 
+pytestmark = pytest.mark.slow
+
 MATH = "deployments.tasks.math:MathEnvironment"
 HARBOR_EXAMPLES = str(REPOSITORY / "examples" / "harbor")
 

@@ -23,6 +23,8 @@ from tests.deployments.sandbox.providers.stand_ins.docker_engine import Engine, 
 from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
 from tests.deployments.sandbox.providers.stand_ins.world import ASKED, KNOWN_IMAGE, WORLDS, World
 
+pytestmark = pytest.mark.slow
+
 LIMITS: dict[str, dict[str, Any]] = {
     "no-network": {"network": False},
     "cpus": {"cpus": 1.5},
