@@ -56,7 +56,7 @@ def load_tokenizer(name_or_path: str, hub: FromHub = FROM_MAIN) -> PreTrainedTok
         UnsupportedTokenizer: it cannot be loaded, is not a fast one, or differs from the file. The message says what
             to do.
     """
-    # Imported here because it imports torch unless that is left out, which takes seconds and hundreds of megabytes.
+    # Imported here: unless torch was left out it imports that, which takes seconds and hundreds of megabytes.
     from transformers import AutoTokenizer
 
     name = _resolved(name_or_path)

@@ -78,8 +78,7 @@ class _Startup:
         started = [applications[name] for name in self._application_names if name in applications]
         if failures := [failure for app in started for failure in _failures_of(app)]:
             raise ServiceNotStarted("\n".join(failures))
-        running = [app for app in started if app.status == ApplicationStatus.RUNNING]
-        if len(running) == len(self._application_names):
+        if [app.status for app in started] == [ApplicationStatus.RUNNING] * len(self._application_names):
             return None
         starting = {
             name: deployment

@@ -50,21 +50,22 @@ def deploy_apps(config: ServeDeploySchema) -> None:
 
 
 def application_states() -> dict[str, ApplicationStatusOverview]:
-    """The applications of `serve.status()`, without the states of their replicas.
+    """The applications of `serve.status()`, without the states of their replicas; none where Serve does not run.
 
     That one pickles the request router of each deployment anew, which keeps a processor busy while many start.
     """
+    client = serve.context._get_global_client(raise_if_no_controller_running=False)
     return {
-        each.name: ApplicationStatusOverview(
-            each.app_status.status,
-            each.app_status.message,
-            each.app_status.deployment_timestamp,
+        app.name: ApplicationStatusOverview(
+            app.app_status.status,
+            app.app_status.message,
+            app.app_status.deployment_timestamp,
             {
-                one.name: DeploymentStatusOverview(one.status, one.status_trigger, {}, one.message)
-                for one in each.deployment_statuses
+                each.name: DeploymentStatusOverview(each.status, each.status_trigger, {}, each.message)
+                for each in app.deployment_statuses
             },
         )
-        for each in serve.context._get_global_client().list_serve_statuses()  # type: ignore[union-attr]
+        for app in (client.list_serve_statuses() if client else ())
     }
 
 
