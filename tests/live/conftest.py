@@ -22,7 +22,7 @@ from tests.live.certificate import Certificate
 from tests.live.forward_pass import tiny_state
 from tests.live.services import CONFIG, RUNNING, SimulatedService, replicas_of, shared_simulated_config
 from tests.paths import REPOSITORY, SMALL_MODEL
-from tests.service_scheduling import TINY, group_of, place_in_group
+from tests.service_scheduling import TINY, group_of, place_in_group, place_of_group
 
 HERE = Path(__file__).parent
 LIVE_TIMEOUT_S = 300
@@ -41,21 +41,21 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs the tests of this folder last, those that share a service together, in the order of their files.
+    """Runs the tests of this folder first, those that share a service together, in the order of their files.
 
     Starting services and stopping replicas takes most of their time. In random order (as pytest-randomly puts all other
     tests) a second generator would be started several times: the file that starts it is the last one of its service.
     """
 
-    def place(item: pytest.Item) -> tuple[str, bool, int, Path, int, int]:
+    def place(item: pytest.Item) -> tuple[tuple[int, str], bool, int, Path, int, int]:
         """By the service, within it by the file; the tests with one `folder` of a model are together."""
         file = item.path.name
         model = item.callspec.indices.get("folder", 0) if hasattr(item, "callspec") else 0
         line = item.reportinfo()[1] or 0
-        return group_of(file), file == SCALES_UP, place_in_group(file), item.path, model, line
+        return place_of_group(file), file == SCALES_UP, place_in_group(file), item.path, model, line
 
     live = sorted((item for item in items if item.path.is_relative_to(HERE)), key=place)
-    items[:] = [item for item in items if not item.path.is_relative_to(HERE)] + live
+    items[:] = live + [item for item in items if not item.path.is_relative_to(HERE)]
 
 
 @pytest.hookimpl(trylast=True)
