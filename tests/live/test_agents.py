@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from statistics import fmean
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 from transformers import AutoTokenizer
@@ -138,6 +137,9 @@ async def responses(session: Any, **asked: Any) -> None:
 
 
 async def messages(session: Any, **asked: Any) -> None:
+    # Imported here: it takes a second, in both processes of the tests.
+    import anthropic
+
     async with anthropic.AsyncAnthropic(base_url=session.anthropic_base_url, api_key=session.api_key) as model:
         answer = await model.messages.create(model="claude", messages=[QUESTION], max_tokens=96, **asked)
         if asked.get("stream"):

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given, settings
@@ -32,19 +32,25 @@ deaths = st.lists(
 )
 
 
-async def undisturbed() -> tuple[list[dict[str, Any]], dict[str, Any], int]:
+Undisturbed: TypeAlias = tuple[list[dict[str, Any]], dict[str, Any], int]
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> Undisturbed:
     """The rollouts, the metrics, and how many generations they took."""
-    cluster = ScriptedIngresses()
-    answer = (await cluster.post(0, REQUEST, idempotency_key="k")).json()
-    return without_names(answer["samples"]), comparable(answer["metrics"]), len(cluster.generator.requests)
+
+    async def scenario() -> Undisturbed:
+        cluster = ScriptedIngresses()
+        answer = (await cluster.post(0, REQUEST, idempotency_key="k")).json()
+        return without_names(answer["samples"]), comparable(answer["metrics"]), len(cluster.generator.requests)
+
+    played: Undisturbed = run(scenario)
+    return played
 
 
 def comparable(metrics: dict[str, Any]) -> dict[str, Any]:
     """Without the order in which rollouts ended."""
     return {name: sorted(value) if isinstance(value, list) else value for name, value in metrics.items()}
-
-
-EXPECTED = run(undisturbed)
 
 
 async def playing(after_s: float, **headers: str) -> tuple[ScriptedIngresses, str]:
@@ -59,7 +65,9 @@ async def playing(after_s: float, **headers: str) -> tuple[ScriptedIngresses, st
 @given(deaths)
 @settings(max_examples=20)
 @virtual_time.test
-async def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run(deaths: list[tuple[float, str]]) -> None:
+async def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run(
+    undisturbed: Undisturbed, deaths: list[tuple[float, str]]
+) -> None:
     cluster = ScriptedIngresses()
     job_id = await cluster.submit(REQUEST, idempotency_key="k")
     killed = 0
@@ -76,7 +84,7 @@ async def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run(deaths:
     state = await cluster.ended(job_id)
     assert state["state"] == "completed"
     answer = (await cluster.post(1, REQUEST, idempotency_key="k")).json()
-    samples, metrics, generations = EXPECTED
+    samples, metrics, generations = undisturbed
     assert without_names(answer["samples"]) == samples
     assert comparable(answer["metrics"]) == metrics
     played = cluster.generator.requests
@@ -87,13 +95,13 @@ async def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run(deaths:
 
 @pytest.mark.parametrize("path", ["/jobs", "/rollout"])
 @virtual_time.test
-async def test_a_job_whose_opening_was_stored_and_not_answered_is_played(path: str) -> None:
+async def test_a_job_whose_opening_was_stored_and_not_answered_is_played(path: str, undisturbed: Undisturbed) -> None:
     cluster = ScriptedIngresses()
     cluster.dies_after = "open"
     assert (await cluster.post(0, REQUEST, path=path, idempotency_key="k")).status_code == 503
     async with asyncio.timeout(ENDS_WITHIN_S):
         again = await cluster.post(0, REQUEST, idempotency_key="k")
-    assert (again.status_code, without_names(again.json()["samples"])) == (200, EXPECTED[0])
+    assert (again.status_code, without_names(again.json()["samples"])) == (200, undisturbed[0])
     assert len(await cluster.all_jobs()) == 1
 
 
@@ -116,7 +124,7 @@ async def test_a_job_ends_whatever_breaks_while_it_is_taken_over(broken: str, ho
 
 
 @virtual_time.test
-async def test_a_failing_database_costs_no_rollout_once_it_is_back() -> None:
+async def test_a_failing_database_costs_no_rollout_once_it_is_back(undisturbed: Undisturbed) -> None:
     cluster, job_id = await playing(1, idempotency_key="k")
     cluster.storage.is_failing = True
     refused = await cluster.post(1, REQUEST, path="/jobs")
@@ -125,7 +133,7 @@ async def test_a_failing_database_costs_no_rollout_once_it_is_back() -> None:
     await asyncio.sleep(60)
     cluster.storage.is_failing = False
     await cluster.ended(job_id)
-    assert without_names((await cluster.post(1, REQUEST, idempotency_key="k")).json()["samples"]) == EXPECTED[0]
+    assert without_names((await cluster.post(1, REQUEST, idempotency_key="k")).json()["samples"]) == undisturbed[0]
 
 
 @virtual_time.test
@@ -203,7 +211,7 @@ async def test_a_replica_that_shuts_down_hands_its_jobs_over_at_once() -> None:
 
 
 @virtual_time.test
-async def test_a_replica_that_is_shut_down_while_the_store_is_away_loses_nothing() -> None:
+async def test_a_replica_that_is_shut_down_while_the_store_is_away_loses_nothing(undisturbed: Undisturbed) -> None:
     cluster, job_id = await playing(2, idempotency_key="k")
     cluster.store_is_away = True
     await cluster.replicas[0].jobs.close()
@@ -211,7 +219,7 @@ async def test_a_replica_that_is_shut_down_while_the_store_is_away_loses_nothing
     await asyncio.sleep(SETTINGS.lease_s + 2)
     assert cluster.replicas[1].jobs.playing == [job_id]
     await cluster.ended(job_id)
-    assert without_names((await cluster.post(1, REQUEST, idempotency_key="k")).json()["samples"]) == EXPECTED[0]
+    assert without_names((await cluster.post(1, REQUEST, idempotency_key="k")).json()["samples"]) == undisturbed[0]
 
 
 @virtual_time.test
