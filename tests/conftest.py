@@ -34,7 +34,7 @@ pytest.register_assert_rewrite("tests.live.played_with_weights")
 # How long an example takes, or its making, says more of the machine than of the code.
 settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # A change is judged by the same examples on every machine; `make test-long` looks for further ones.
-settings.register_profile("fast", settings.get_profile("any speed"), max_examples=25, derandomize=True)
+settings.register_profile("fast", settings.get_profile("any speed"), max_examples=20, derandomize=True)
 settings.load_profile("any speed")
 
 LIVE = Path(__file__).parent / "live"

@@ -3,11 +3,8 @@
 Each response of the service names its version of the contract.
 """
 
-import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-
-import httpx
 
 from rollout_client.errors import ContractDiffers
 
@@ -22,8 +19,6 @@ CONTRACT_VERSION = "2.0"
 not understand."""
 CONTRACT_HEADER = "x-rollout-contract"
 """The header of every response of the service that has the service's version of the contract."""
-PYTHON_VERSION = ".".join(platform.python_version_tuple()[:2])
-USER_AGENT = f"rollout-client/{__version__} python/{PYTHON_VERSION} httpx/{httpx.__version__}"
 
 
 def check_contract(headers: Mapping[str, str]) -> None:

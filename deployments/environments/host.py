@@ -20,7 +20,6 @@ from deployments.failures import EnvironmentLost
 from deployments.images.book import ImagesSettings
 from deployments.images.checks import ObservedImages
 from deployments.images.store import RemoteImages
-from deployments.models.clients import HttpChatModel, RemoteRewardModel
 from deployments.models.settings import ChatModelSettings, UserSimulatorSettings
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.rpc.autoscaling import stats_of
@@ -29,7 +28,7 @@ from deployments.rpc.liveness import CallerWatch, Heartbeats, Listener
 from deployments.upstream.ray_serve.direct_ingress import running_address
 from deployments.upstream.ray_serve.own_replica import install
 from deployments.workers.cleanup import claim_folder, claim_shared_memory
-from rollout_env import ModelUser, StepOutcome, TaskEnvironment
+from rollout_env import ChatModel, ModelUser, RewardModel, StepOutcome, TaskEnvironment
 from rollout_env.environment import forks_sessions, has_a_start, has_sessions
 from rollout_env.loading import load_environment
 from rollout_env.steps import abandoned_threads, call, is_plain
@@ -92,8 +91,13 @@ class EnvironmentHost:
         claim_folder()
         self._task_name = task_name
         self._environment = load_environment(import_path, arguments)
-        chats = {name: HttpChatModel(settings, name, running_address) for name, settings in chat_models.items()}
-        rewards = {name: RemoteRewardModel(name, handle) for name, handle in reward_models.items()}
+        chats, rewards = dict[str, ChatModel](), dict[str, RewardModel]()
+        if chat_models or reward_models:
+            # Imported here: httpx takes a tenth of a second of each start, where rich is installed.
+            from deployments.models.clients import HttpChatModel, RemoteRewardModel
+
+            chats |= {name: HttpChatModel(settings, name, running_address) for name, settings in chat_models.items()}
+            rewards |= {name: RemoteRewardModel(name, handle) for name, handle in reward_models.items()}
         self._environment.use_models(chats, rewards)
         if user_simulator is not None:
             played = user_simulator.model_dump(exclude={"model"})

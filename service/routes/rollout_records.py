@@ -80,8 +80,7 @@ async def _rollout_record(rollout_id: RolloutId, records: Records, caller: Autho
 
     It is kept for the key that has played it, until newer ones need its room (`rollout_records.max_bytes`).
     """
-    record = json_of(await records.record(rollout_id, caller))
-    return await response_in_parts(pieces(record), JSON)
+    return await response_in_parts(pieces(json_of(await records.record(rollout_id, caller))), JSON)
 
 
 @unprefixed_router.post(

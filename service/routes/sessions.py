@@ -222,6 +222,5 @@ for route in CALL_ROUTES:
 @router.get("/{session_id}/v1/models", name="session_models", response_model=None, **_recorded(MODELS))
 async def _session_models(sessions: Sessions, opened: Opened, calls: Calls, request_id: RequestId) -> Response:
     """The model. A call of a session may name any."""
-    caller = await sessions.caller_of(opened)
-    answer = calls.answer("models", b"", request_id, caller, opened)
+    answer = calls.answer("models", b"", request_id, await sessions.caller_of(opened), opened)
     return await response_to("models", answer, request_id)

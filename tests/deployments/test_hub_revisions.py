@@ -49,6 +49,7 @@ def test_an_engine_says_how_its_model_is_loaded() -> None:
     assert given.engine_args()["trust_remote_code"] is True
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_each_part_of_a_model_is_that_of_the_revision(tmp_path: Path) -> None:
     hub = tmp_path / "home" / "hub" / "models--acme--model"

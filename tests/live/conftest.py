@@ -121,10 +121,6 @@ def service_config(checkpoint_root: Path, followed_folder: Path, data_file: Path
     if ON_GPU_RUNNER:
         # A step of 4,096 tokens takes Triton's interpreter most of a minute.
         application.args["engine"]["hang_timeout_s"] = LIVE_TIMEOUT_S
-    [generator] = [deployment for deployment in application.deployments if deployment.name == "Generator"]
-    # A replica that is shut down hands its generations over after half of this time, which it is told only once.
-    generator.graceful_shutdown_timeout_s = 4
-    generator.graceful_shutdown_wait_loop_s = 0.5
     application.deployments += replicas_of({"following": 1})
     return config
 
@@ -133,8 +129,8 @@ def service_config(checkpoint_root: Path, followed_folder: Path, data_file: Path
 def service_url(service_config: ServeDeploySchema) -> str:
     # The service's processes find the weight transfer backend "gloo" by the entry point in the second folder.
     searched = (str(REPOSITORY), str(HERE / "gloo_plugin"), os.environ.get("PYTHONPATH", ""))
-    # Metrics reach Ray's exporter every second, not every ten.
-    variables = {"PYTHONPATH": os.pathsep.join(filter(None, searched)), "RAY_metrics_report_interval_ms": "1000"}
+    # Metrics reach Ray's exporter every two seconds, not every ten.
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, searched)), "RAY_metrics_report_interval_ms": "2000"}
     return RUNNING.url(TINY, lambda: service_config, **variables)
 
 

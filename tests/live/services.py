@@ -31,6 +31,18 @@ CONFIG = REPOSITORY / "serve_config.cpu.yaml"
 SIMULATED = REPOSITORY / "serve_config.scale.yaml"
 
 
+def ending_soon(config: ServeDeploySchema) -> ServeDeploySchema:
+    """The config whose replicas wait 4 s at the most for what the tests have left under way, and look often.
+
+    A replica that is shut down hands its generations or steps over after half of this time.
+    """
+    [application] = config.applications
+    for deployment in application.deployments:
+        deployment.graceful_shutdown_timeout_s = 4
+        deployment.graceful_shutdown_wait_loop_s = 0.5
+    return config
+
+
 class RunningService:
     """One service at a time."""
 
@@ -49,7 +61,7 @@ class RunningService:
             self.stop()
             # What starts it adds variables too: they stay as long as it runs.
             self._to_stop.enter_context(patch.dict(os.environ, variables))
-            self._url = self._to_stop.enter_context(local_service(config(), Console(stderr=True)))
+            self._url = self._to_stop.enter_context(local_service(ending_soon(config()), Console(stderr=True)))
             self._name = name
         return self._url
 
@@ -104,13 +116,10 @@ class SimulatedService:
         self.keys_file.write_text(yaml.safe_dump({"keys": entries}))
 
 
-def replicas_of(counts: dict[str, int], **options: Any) -> list[DeploymentSchema]:
+def replicas_of(counts: dict[str, int]) -> list[DeploymentSchema]:
     """So many of each deployment, which hardly reserve a core."""
     cores = RayActorOptionsSchema(num_cpus=0.1)
-    return [
-        DeploymentSchema(name=name, num_replicas=count, ray_actor_options=cores, **options)
-        for name, count in counts.items()
-    ]
+    return [DeploymentSchema(name=name, num_replicas=count, ray_actor_options=cores) for name, count in counts.items()]
 
 
 def simulated_config(environments: dict[str, Any], **arguments: Any) -> ServeDeploySchema:
@@ -145,10 +154,6 @@ def shared_simulated_config(folder: Path, certificate: Certificate) -> ServeDepl
         str, (certificate.certificate, certificate.key)
     )
     [application] = config.applications
-    # A replica that is shut down hands its steps over after half of this time.
-    ending = {"graceful_shutdown_timeout_s": 4, "graceful_shutdown_wait_loop_s": 0.5}
-    application.deployments = [
-        *replicas_of({"Ingress": REPLICAS, "Generator": 1, "following": 1}),
-        *replicas_of({"waiting": REPLICAS, "holding": REPLICAS, ENDLESS: 1}, **ending),
-    ]
+    counts = {"Ingress": REPLICAS, "Generator": 1, "following": 1, "waiting": REPLICAS, "holding": REPLICAS, ENDLESS: 1}
+    application.deployments = replicas_of(counts)
     return config

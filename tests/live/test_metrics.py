@@ -11,7 +11,7 @@ from rollout_client.tensors import to_tensors
 
 SHOWN_WITHIN_S = 60.0
 POLL_S = 1.0
-SETTLED_S = 2.0
+SETTLED_S = 2.5
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 """By the name of the metric without Ray's prefix: labels and value."""
 

@@ -6,6 +6,7 @@ or a `repr`. httpx drops the header where a redirect leads to another host.
 
 import logging
 import os
+import platform
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -20,8 +21,10 @@ import httpx
 from rollout_client.calls.call import Call, without_none
 from rollout_client.errors import RolloutTimeout, ServiceUnreachable, StreamBroken
 from rollout_client.retry import DEFAULT_RETRIES
-from rollout_client.version import USER_AGENT
+from rollout_client.version import __version__
 
+PYTHON_VERSION = ".".join(platform.python_version_tuple()[:2])
+USER_AGENT = f"rollout-client/{__version__} python/{PYTHON_VERSION} httpx/{httpx.__version__}"
 CONNECT_TIMEOUT_S = 5.0
 """Reaching a host takes milliseconds; only the rollout itself is long."""
 

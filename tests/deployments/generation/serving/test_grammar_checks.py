@@ -123,6 +123,7 @@ async def test_what_fits_is_as_in_vllm_and_what_does_not_is_refused(config: Vllm
     await checks.check(asking(choice=["after"]))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @runs
 async def test_a_schema_that_compiles_for_too_long_is_refused() -> None:
