@@ -96,6 +96,7 @@ def test_a_run_that_is_too_slow_fails(service: ScriptedService) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_master_has_the_metrics_of_its_workers(service: ScriptedService) -> None:
     port = str(free_port())
     where = ("--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--master-port", port)

@@ -92,6 +92,7 @@ def test_a_folder_without_a_tokenizer_is_refused_in_a_sentence(tmp_path: Path) -
         load_tokenizer(str(tmp_path))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_ingress_loads_its_tokenizer_without_torch() -> None:
     program = f"""

@@ -152,7 +152,9 @@ wants 1 + 1/e to be 1 - 1/e, and ground truths of more than 1000 characters.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("table", [PAIRS, CASES], ids=["pairs", "Math-Verify"])
+@pytest.mark.parametrize(
+    "table", [pytest.param(PAIRS, id="pairs"), pytest.param(CASES, id="Math-Verify", marks=pytest.mark.long)]
+)
 @runs
 async def test_answers_are_judged_in_all_the_forms_in_which_people_write_them(
     environment: MathEnvironment, table: list[tuple[str, str, bool]]

@@ -231,6 +231,7 @@ def test_the_end_of_an_output_has_no_more_bytes_than_it_may(text: str) -> None:
     assert _end_of(text[:1000]) == text[:1000]
 
 
+@pytest.mark.long
 @runs
 async def test_a_local_sandbox_gives_the_largest_file_and_none_larger(provider: LocalProvider, tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM debian\n")
