@@ -31,12 +31,14 @@ CONFIG = REPOSITORY / "serve_config.cpu.yaml"
 SIMULATED = REPOSITORY / "serve_config.scale.yaml"
 
 
-def ending_soon(config: ServeDeploySchema) -> ServeDeploySchema:
-    """The config whose replicas wait 4 s at the most for what the tests have left under way, and look often.
+def of_tests(config: ServeDeploySchema) -> ServeDeploySchema:
+    """The config, whose replicas wait 4 s at the most for what the tests have left under way, and look often.
 
-    A replica that is shut down hands its generations or steps over after half of this time.
+    A replica that is shut down hands its generations or steps over after half of this time. An engine has 1 GiB for its
+    KV cache, of which it touches all in the end.
     """
     [application] = config.applications
+    application.args["engine"].setdefault("environment_variables", {})["VLLM_CPU_KVCACHE_SPACE"] = "1"
     for deployment in application.deployments:
         deployment.graceful_shutdown_timeout_s = 4
         deployment.graceful_shutdown_wait_loop_s = 0.5
@@ -61,7 +63,7 @@ class RunningService:
             self.stop()
             # What starts it adds variables too: they stay as long as it runs.
             self._to_stop.enter_context(patch.dict(os.environ, variables))
-            self._url = self._to_stop.enter_context(local_service(ending_soon(config()), Console(stderr=True)))
+            self._url = self._to_stop.enter_context(local_service(of_tests(config()), Console(stderr=True)))
             self._name = name
         return self._url
 
