@@ -21,7 +21,6 @@ class ScriptedCommands(CommandSource):
         self.registrations: list[LoadedWeights] = []
         self.trials: list[tuple[bool, dict[int, str]]] = []
         self.named: list[Mapping[str, int]] = []
-        self.keys: list[Mapping[int, str]] = []
         """With each registration."""
         self.reports: list[CommandReport] = []
         self.checksums: list[tuple[LoadedWeights, str]] = []
@@ -47,7 +46,6 @@ class ScriptedCommands(CommandSource):
         self.registrations.append(registration.loaded)
         self.trials.append((registration.is_on_trial, dict(registration.keys)))
         self.named.append(registration.named)
-        self.keys.append(registration.keys)
 
     async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
         assert replica_id == "replica"

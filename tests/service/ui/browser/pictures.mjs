@@ -1,7 +1,7 @@
 // Takes the pictures of docs/ui.md: node pictures.mjs FOLDER. What they show are scripted parts, not a measurement.
 
 import { join } from "node:path";
-import { launch, newPage, playReported, readerWith, scriptedLedger, serve, writeFiles } from "./page.mjs";
+import { launch, newPage, playReported, readerWith, serve, writeFiles } from "./page.mjs";
 
 const [folder] = process.argv.slice(2);
 const SIZE = { viewport: { width: 1120, height: 700 }, reducedMotion: "reduce" };
@@ -39,7 +39,6 @@ async function playground(options, name) {
 
 async function recorded(fragment, options, name) {
   const page = await newPage(browser, options);
-  await page.route("**/mismatch", (route) => route.fulfill({ json: scriptedLedger() }));
   await page.goto(`${service.url}/ui/${fragment}`);
   await page.locator("main > section:not([hidden]) table").first().waitFor();
   await take(page, name);
@@ -61,9 +60,7 @@ try {
   await reader(["]", "j", "c", "m"], { ...SIZE, colorScheme: "dark" }, "reader-dark", ".mask-bar");
   const [reported] = await playReported(service.url);
   await recorded(`#rollouts?rollout=${encodeURIComponent(reported.rollout_id)}`, { ...SIZE, colorScheme: "light", viewport: { width: 1120, height: 1140 } }, "story");
-  await recorded("#mismatch", { ...SIZE, colorScheme: "light" }, "mismatch");
   await reader(["]", "c", "c", "g"], { ...SIZE, colorScheme: "dark" }, "group", ".columns");
-  await reader(["]", "c"], { ...SIZE, colorScheme: "light", viewport: { width: 390, height: 700 } }, "narrow", ".t");
 } finally {
   await browser.close();
   service.stop();
