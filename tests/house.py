@@ -9,6 +9,7 @@ generated half of the client. Bounds are only lowered. Cycles are import-linter'
 
 import ast
 import io
+import re
 import statistics
 import subprocess
 import sys
@@ -44,6 +45,8 @@ SILENT = {
 }
 WEAK_OPENERS = ("What", "Of", "Args:")
 """A docstring begins with a noun phrase, or with a verb that says what the thing does."""
+POSSESSIVE_GROUP = re.compile(r"(?<!\\)\)(?:[*+?]|\{[\d,]*\})\+")
+"""Before 3.11.5 Python matches it wrongly where the group has a choice; an atomic group, `(?>(?:...)*)`, is right."""
 
 Sources = Mapping[str, str]
 """Python files by their path in the repository."""
@@ -138,7 +141,7 @@ def repeated_classes(trees: Mapping[str, ast.Module]) -> Iterator[str]:
 
 
 def problems(path: str, tree: ast.Module) -> Iterator[str]:
-    """Re-exports and docstrings with weak openers, each as `line: sentence`."""
+    """Re-exports, docstrings with weak openers and patterns that some Pythons match wrongly, as `line: sentence`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and path not in INTERFACES:
             for alias in node.names:
@@ -148,6 +151,8 @@ def problems(path: str, tree: ast.Module) -> Iterator[str]:
             opener = " ".join(ast.literal_eval(node.value).split(maxsplit=1)[:1])
             if opener in WEAK_OPENERS:
                 yield f"{node.lineno}: a docstring begins with {opener!r}: begin with a noun or a verb"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and POSSESSIVE_GROUP.search(node.value):
+            yield f"{node.lineno}: a group is repeated possessively: write an atomic group, (?>(?:...)*)"
 
 
 def is_generated(path: str) -> bool:

@@ -38,19 +38,20 @@ AS_TEXT = r"\\(?:text(?:bf|rm|it|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|normal)|mb
 BOLD = r"\\(?:boldsymbol|bm|pmb|bold)"
 WORDS = r"[^{}$\\]*+"
 POWER = r"\^(?:\{\s*+-?\d\s*+\}|-?\d)"
-UNIT = rf"\\text\{{{WORDS}(?:(?:\\[,;: ]|\\cdot|{POWER}){WORDS})*+\}}(?:{POWER})?+"
+UNIT = rf"\\text\{{{WORDS}(?>(?:(?:\\[,;: ]|\\cdot|{POWER}){WORDS})*)\}}(?>(?:{POWER})?)"
 PLAIN_UNIT = (
     r"[kcmd]m\^(?:[23]|\{[23]\})|(?:k?m|ft|mi)/(?:h|s|hr|min|s\^(?:2|\{2\}))|USD|EUR|GBP|dollars?|euros?|degrees?|radians?|units?"
     r"|(?:square|cubic) (?:units?|centimeters?|met(?:er|re)s?|inches|feet|miles?|yards?|cm|ft|m)"
 )
-TOO_LONG = r"{1,20}+"
-"""How often a part may come where a longer text would be looked through again and again."""
+SOME = r"{1,20}"
+"""How often a part may come where a longer text would be looked through again and again. It stands in an atomic group:
+before 3.11.5 Python matches the possessive repetition of a group wrongly where the group itself has a choice."""
 NEXT_NUMBER = r"(?:and|or)\s++[-$\\\d]"
-LETTERS = rf"(?!{NEXT_NUMBER})[^\W\d_]++(?:['\u2019-][^\W\d_]++)*+"
+LETTERS = rf"(?!{NEXT_NUMBER})[^\W\d_]++(?>(?:['\u2019-][^\W\d_]++)*)"
 END_OF_WORDS = rf"(?:{END}|(?=[)\]]|{NEXT_NUMBER}))"
 COUNTED = (
-    r"(?:(?<=[\d}!)])|(?<=\\pi))((?:\$|\\\))?+\s*+)"
-    rf"((?:{LETTERS}(?:\s*+/\s*+|\s++)?+){TOO_LONG}){END_OF_WORDS}"
+    r"(?:(?<=[\d}!)])|(?<=\\pi))((?>(?:\$|\\\))?)\s*+)"
+    rf"((?>(?:{LETTERS}(?>(?:\s*+/\s*+|\s++)?)){SOME})){END_OF_WORDS}"
 )
 NUMBER = re.compile(r"(?:(?:\A|[^\w\s.]|(?:\\[a-zA-Z]++|\b(?:and|or)\s)\s*+)[\d.,/ ]*\d|\d[^{}]*\}|\d\)|\\pi)!?\Z")
 LONGEST_NUMBER = 30
@@ -122,10 +123,10 @@ def _is_word(letters: str, is_attached: bool) -> bool:
 
 RULES: list[tuple[str, str, str | Callable[[re.Match[str]], str]]] = [
     (r"\fbox", r"\\fbox(?=\s*+\{)", r"\\boxed"),
-    ("", rf"(?<![\d.,]){NOT_MIXED}\d{{1,3}}(?:{GROUP}){TOO_LONG}(?!,?\d)", _digits_of),
+    ("", rf"(?<![\d.,]){NOT_MIXED}\d{{1,3}}(?>(?:{GROUP}){SOME})(?!,?\d)", _digits_of),
     (r"\!", r"(?<!\\)\\!", ""),
     ("", SPACE, " "),
-    ("}{", r"\\(?:SI|qty)\s*+(?:\[[^\]{}]{0,99}+\])?+\{([^{}]*+)\}\s*+\{[^{}]*+\}", r"\1"),
+    ("}{", r"\\(?:SI|qty)\s*+(?>(?:\[[^\]{}]{0,99}+\])?)\{([^{}]*+)\}\s*+\{[^{}]*+\}", r"\1"),
     ("\\", r"\\(?:num|ang)\s*+\{([^{}]*+)\}", r"\1"),
     (r"\unit", r"\\unit\s*+\[([^\]{}]{0,99}+)\]\s*+\{[^{}]*+\}", r"\1"),
     ("dots", r"\\[lc]?dots[cbmio]?(?![a-zA-Z])", r"\\ldots"),
@@ -137,7 +138,7 @@ RULES: list[tuple[str, str, str | Callable[[re.Match[str]], str]]] = [
     (r"\text", r"\\text\{\s*+([dei])\s*+\}", r" \1"),
     (" i", r"(?<=\d) ++i(?![a-zA-Z])", "i"),
     (r"\text", r"\\text\{\s*+\\\$\s*+\}", ""),
-    (r"\text", r"(?:,\s*+)?+\\text\{\s*+(?:,\s*+)?+(?:and|or)\s*+\}", ", "),
+    (r"\text", r"(?>(?:,\s*+)?)\\text\{\s*+(?>(?:,\s*+)?)(?:and|or)\s*+\}", ", "),
     ("\\", rf"(?:\\text|{BOLD}\s*+)\{{(\s*+[-+$]?+\d[\d.,/]*+)({WORDS})\}}", _number_and_words),
     ("\\", rf"(?:\\text|{BOLD}\s*+)\{{(\s*+\([^{{}}\d]*+\d[^{{}}]*\))\s*+\}}", r"\1"),
     (r"\text", r"\\text(?=\{\s*+[-+(]?+[\d\\])", ""),
@@ -145,8 +146,8 @@ RULES: list[tuple[str, str, str | Callable[[re.Match[str]], str]]] = [
     ("{", r"\{\s*+\\(?:bf|rm|it|displaystyle|textstyle)(?![a-zA-Z])([^{}\\]*+)\}", r"\1"),
     ("{", r"\{\s*+\\(?:bf|rm|it|displaystyle|textstyle)(?![a-zA-Z])", "{"),
     ("**", r"(?<![\w)*])\*\*(?=[^\s*])([^*\n]*+)\*\*", r"\1"),
-    (r"\circ", rf"(?<=[\d}}])\s*+\^(?:\\circ|\{{\s*+\\circ\s*+\}})\s*+(?:[CFK]|\\text\{{\s*+[CFK]\s*+\}})?+{END}", ""),
-    (r"\text", rf"(?<=[\d}}%)])\s*+(?:(?:\\cdot|\\times|/)?+\s*+{UNIT}\s*+){TOO_LONG}(?:{END}|(?=[)\]]))", ""),
+    (r"\circ", rf"(?<=[\d}}])\s*+\^(?:\\circ|\{{\s*+\\circ\s*+\}})\s*+(?>[CFK]|\\text\{{\s*+[CFK]\s*+\}}|){END}", ""),
+    (r"\text", rf"(?<=[\d}}%)])\s*+(?>(?:(?>(?:\\cdot|\\times|/)?)\s*+{UNIT}\s*+){SOME})(?:{END}|(?=[)\]]))", ""),
     ("", rf"(?<=[\d}}])\s*+(?:{PLAIN_UNIT}){END}", ""),
     ("pi", r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
     ("sqrt", r"(?<![\\a-zA-Z])sqrt\s*+\(([^()]*+)\)", r"\\sqrt{\1}"),
@@ -155,7 +156,7 @@ RULES: list[tuple[str, str, str | Callable[[re.Match[str]], str]]] = [
     ("", r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,4})(?![\w.])", r"\1\\times 10^{\2}"),
     (
         ",",
-        rf"(?<![\d.,(\[])(?<!\\\{{)\d{{1,3}}(?:,\d{{3}}){TOO_LONG}(?=\s*+\\[dt]?frac\s*+\{{| ++\d{{1,4}} *+/)",
+        rf"(?<![\d.,(\[])(?<!\\\{{)\d{{1,3}}(?>(?:,\d{{3}}){SOME})(?=\s*+\\[dt]?frac\s*+\{{| ++\d{{1,4}} *+/)",
         _digits_of,
     ),
     ("/", r"(?<![\w.,/^)}])(\d{1,12}) ++([1-9]\d{0,3}) *+/ *+(\d{1,4})(?![\d/!^]|\.\d)", _mixed_number),
@@ -164,7 +165,7 @@ RULES: list[tuple[str, str, str | Callable[[re.Match[str]], str]]] = [
         for above in ("overline", "bar", "dot")
     ),
     (".", r"(?<=[\d}])\.(?=\s*+[}$])", ""),
-    ("=", rf"(?<==)\s*+-?+\d{{1,3}}(?:,\d{{3}}){TOO_LONG}(?=(?:\.\d++)?+{NO_LIST}{END})", _without_commas),
+    ("=", rf"(?<==)\s*+-?+\d{{1,3}}(?>(?:,\d{{3}}){SOME})(?=(?>(?:\.\d++)?){NO_LIST}{END})", _without_commas),
     (r"\boxed", r"(\\boxed\s*+\{)\s*+(?:=|\\approx(?![a-zA-Z]))", r"\1"),
     (r"\lg", r"\\lg(?![a-zA-Z])", r"\\log_{10}"),
     (r"\log_", r"\\log_(?:e(?![a-zA-Z])|\{e\})", r"\\ln "),

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from rollout_env import StepOutcome
 
-_OPENING = re.compile(r"([ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)?+)(`{3,}+|~{3,}+)[ \t{.]*+([\w.+-]*+)")
+_OPENING = re.compile(r"([ \t]*+(?>(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)?))(`{3,}+|~{3,}+)[ \t{.]*+([\w.+-]*+)")
 _PYTHON = re.compile(r"(?:i?python|py)(?:3[\d.]*)?")
 _TAB = 4
 

@@ -27,7 +27,7 @@ _WORKER_BYTES = 8 * 2**30
 """Bound of a worker's address space: a power tower in an answer must not exhaust the machine's memory."""
 _LITERAL_VERIFIERS = ("string_insertion", "spiral_matrix", "number_sorting", "binary_matrix", "n_queens")
 """Modules whose verifiers call `eval` with the answer to read a list."""
-_EXPRESSION = re.compile(r"(?:[-+*/^(),=\s]|\d++(?:\.\d*+)?+|\.\d++|[A-Za-z]\w*+)*+")
+_EXPRESSION = re.compile(r"(?>(?:[-+*/^(),=\s]|\d++(?>(?:\.\d*+)?)|\.\d++|[A-Za-z]\w*+)*)")
 """Without attributes, indices and texts. It never goes back: a long answer takes time in proportion to its length."""
 _CIRCULAR = [f"{arc}{name}{h}" for arc in ("", "a") for name in ("sin", "cos", "tan") for h in ("", "h")]
 _EXPRESSION_NAMES = frozenset(["sec", "csc", "cot", "pi", "exp", "log", "ln", "sqrt", "Abs", *_CIRCULAR])
