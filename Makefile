@@ -115,7 +115,7 @@ test: $(READY)
 test-long: $(READY)
 	@echo "Tests of nodes, model families and replicas that come and go, then the laws with all of their examples"
 	@$(PYTHON) -m pytest -m long -n 2 --dist loadscope --durations=30
-	@$(PYTHON) -m pytest -m "not live" -n logical
+	@$(PYTHON) -m pytest -m "not live and not long" -n logical
 
 bench: $(READY)
 	@$(PYTHON) -m benchmarks engine

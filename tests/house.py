@@ -45,8 +45,9 @@ SILENT = {
 }
 WEAK_OPENERS = ("What", "Of", "Args:")
 """A docstring begins with a noun phrase, or with a verb that says what the thing does."""
-POSSESSIVE_GROUP = re.compile(r"(?<!\\)\)(?:[*+?]|\{[\d,]*\})\+")
-"""Before 3.11.5 Python matches it wrongly where the group has a choice; an atomic group, `(?>(?:...)*)`, is right."""
+POSSESSIVE_GROUP = re.compile(r"(?:(?<!\\)\)|\A)(?:[*+?]|\{[\d,]*\})\+")
+"""In one literal or at the begin of one. Before 3.11.5 Python matches it wrongly where the group may fail after it has
+read something; an atomic group, `(?>(?:...)*)`, is right."""
 
 Sources = Mapping[str, str]
 """Python files by their path in the repository."""

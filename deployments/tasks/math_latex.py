@@ -45,7 +45,7 @@ PLAIN_UNIT = (
 )
 SOME = r"{1,20}"
 """How often a part may come where a longer text would be looked through again and again. It stands in an atomic group:
-before 3.11.5 Python matches the possessive repetition of a group wrongly where the group itself has a choice."""
+before 3.11.5 Python matches the possessive repetition of a group wrongly if that may fail after some of it."""
 NEXT_NUMBER = r"(?:and|or)\s++[-$\\\d]"
 LETTERS = rf"(?!{NEXT_NUMBER})[^\W\d_]++(?>(?:['\u2019-][^\W\d_]++)*)"
 END_OF_WORDS = rf"(?:{END}|(?=[)\]]|{NEXT_NUMBER}))"

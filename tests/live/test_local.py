@@ -23,7 +23,6 @@ CONFIG = REPOSITORY / "serve_config.cpu.yaml"
 SIMULATED = REPOSITORY / "serve_config.scale.yaml"
 STARTED_WITHIN_S = 180
 ENDED_WITHIN_S = 120
-pytestmark = pytest.mark.long
 
 
 def family(service: subprocess.Popen[str], until: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
@@ -46,6 +45,7 @@ def alive(processes: list[psutil.Process]) -> list[str]:
     return [command_of(process) for process in processes if process.is_running()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stop_signal", "during", "exit_code"),
     # An engine that has begun would outlive what started it.

@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 from typing import Any, ClassVar
 
@@ -231,3 +233,10 @@ def test_a_host_of_what_is_no_environment_does_not_start(caplog: pytest.LogCaptu
         EnvironmentHost("obedient", "deployments.failures:RolloutFailure", {}, step_timeout_s=None)
     gc.collect()
     assert caplog.records == []
+
+
+@pytest.mark.slow
+def test_an_environment_without_models_needs_neither_httpx_nor_redis() -> None:
+    program = "import sys, deployments.environments.host; print({'httpx', 'redis'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
