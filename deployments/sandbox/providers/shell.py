@@ -133,9 +133,9 @@ class RemoteSandbox(ShellSandbox):
         path = f"{_FOLDER}/{uuid4().hex}"
         if stdin:
             await self.write_files({f"{path}.stdin": SandboxFile(stdin)})
-        folder = cwd or self._spec.workdir
-        start = f"mkdir -p {_FOLDER}; echo $$ > {path}; "
-        start += f"cd {shlex.quote(folder)} && " if folder is not None else ""
+        # One that is ended before it begins finds that out: each of the two writes its file before it reads the other.
+        start = f"mkdir -p {_FOLDER}; echo $$ > {path}; test ! -e {path}.ended || exit; "
+        start += f"cd {shlex.quote(folder)} && " if (folder := cwd or self._spec.workdir) is not None else ""
         start += f"exec < {f'{path}.stdin' if stdin else '/dev/null'}"
         try:
             async with asyncio.timeout(timeout_s):
@@ -156,8 +156,9 @@ class RemoteSandbox(ShellSandbox):
         return await self.run_shell(f"{start} && exec {shlex.join(['env', *variables, *argv])}", timeout_s)
 
     async def _kill(self, path: str) -> None:
-        """Ends the command that has written its process to the file."""
-        await self.run_shell(f"kill -9 -$(cat {path}) || kill -9 $(cat {path})", CALLS_OF_OURS_S)
+        """Ends the command that has written its process to the file, or that will."""
+        ended = f"mkdir -p {_FOLDER}; p={path}; : > $p.ended"
+        await self.run_shell(f"{ended}; kill -9 -$(cat $p) || kill -9 $(cat $p)", CALLS_OF_OURS_S)
 
     async def reach(self, base_url: str) -> str:
         """The address itself: `sessions.base_url` must be one that the provider's network reaches."""

@@ -4,7 +4,7 @@ import asyncio
 import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ import psutil
 import pytest
 
 from deployments.sandbox.interface import SandboxLost
-from deployments.sandbox.providers import leftover
-from deployments.sandbox.providers.interface import ExecResult, RunningSandbox, SandboxSpec
+from deployments.sandbox.providers import leftover, shell
+from deployments.sandbox.providers.interface import ExecResult, RunningSandbox, SandboxFile, SandboxSpec
 from deployments.sandbox.providers.leftover import FIRST, ProcessesLeft, end_others, processes_of
 from deployments.sandbox.providers.local import LocalProvider
+from deployments.sandbox.providers.shell import RemoteSandbox
 from tests.deployments.sandbox.providers.opened import opened
 from tests.virtual_time import runs
 
@@ -155,3 +156,33 @@ async def test_the_first_process_of_a_container_reaps_what_others_have_left(shel
         while not (processes := await listed(sandbox)):
             pass
         assert [line.split()[0] for line in processes] == [shell[0]]
+
+
+def ran(line: str) -> ExecResult:
+    return ExecResult(subprocess.run(["sh", "-c", line], check=False).returncode, "", "")
+
+
+class LateShell(RemoteSandbox):
+    """Its first command is under way until the caller runs it."""
+
+    lines: tuple[str, ...] = ()
+
+    async def run_shell(self, line: str, timeout_s: float | None) -> ExecResult:
+        self.lines = *self.lines, line
+        if len(self.lines) == 1:
+            await asyncio.Event().wait()
+        return ran(line)
+
+    async def write_files(self, files: Mapping[str, SandboxFile]) -> None:
+        raise NotImplementedError
+
+
+def test_a_command_that_begins_after_its_end_does_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(shell, "_FOLDER", str(tmp_path / "commands"))
+    provider: Any = None
+    sandbox = LateShell(provider, "x", SandboxSpec(image="any"))
+    for made, timeout_s in ((tmp_path / "late", 0.01), (tmp_path / "in_time", None)):
+        with suppress(TimeoutError):
+            asyncio.run(sandbox.exec(["touch", str(made)], timeout_s=timeout_s))
+    ran(sandbox.lines[0])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["commands", "in_time"]
