@@ -121,9 +121,13 @@ async def solves(_base_url: str, _api_key: str, sample: SampleInput, sandbox: Ru
 
 
 def test_an_agent_that_fails_or_is_too_slow_is_judged_by_what_it_has_left(tmp_path: Path) -> None:
-    test = "cat /root/left > /logs/verifier/reward.txt"
-    short = task_with(tmp_path / "short", test, "[agent]\ntimeout_sec = 1.0")
-    slow, metrics = played(sample("echo 0.5 > /root/left; sleep 60"), harbor={"tasks": short})
+    test = "cat /root/left > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
+    # On a busy machine it may take the agent long to leave something.
+    for limit_s in (1.0, 4.0, 16.0, 64.0):
+        short = task_with(tmp_path / f"{limit_s}", test, f"[agent]\ntimeout_sec = {limit_s}")
+        slow, metrics = played(sample("echo 0.5 > /root/left; sleep 600"), harbor={"tasks": short})
+        if slow != {"reward": 0.0}:
+            break
     assert (slow, metrics["agent_timed_out"]) == ({"reward": 0.5}, 1.0)
     tasks = task_with(tmp_path / "unlimited", test)
     broken, metrics = played(sample("echo 0.25 > /root/left; exit 3"), harbor={"tasks": tasks})

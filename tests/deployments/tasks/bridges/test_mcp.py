@@ -86,9 +86,13 @@ def test_what_is_wrong_with_a_call_is_told(environment: McpEnvironment) -> None:
 
 
 def test_a_call_that_takes_too_long_is_told_and_the_session_goes_on(environment: McpEnvironment) -> None:
-    impatient = McpEnvironment(environment.server, call_timeout_s=2)
-    told = results(played(impatient, call("wait"), call("add", numbers=[1, 1])))
-    assert told[0].startswith("Error: ")
+    # On a busy machine a call that does not wait takes long too.
+    for limit_s in (2, 8, 32):
+        impatient = McpEnvironment(environment.server, call_timeout_s=limit_s)
+        told = results(played(impatient, call("wait"), call("add", numbers=[1, 1])))
+        assert told[0].startswith("Error: ")
+        if not told[1].startswith("Error: "):
+            break
     assert told[1] == "2.0"
 
 
