@@ -28,7 +28,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 from rich.console import Console
-from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+from tenacity import Retrying, retry, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_fixed
 
 from deployments.logs import serve_logs_folder, session_folder
 from deployments.policy.cluster import cluster_weights_folder
@@ -49,10 +49,10 @@ GRACEFUL_SHUTDOWN_TIMEOUT_S = 20.0
 LONGEST_ANSWER_S = 5.0
 """Longest wait for an ingress replica to report what is left."""
 REPLICAS_KNOWN_WITHIN_S = 10.0
-REPLICAS_KNOWN_POLL_S = 0.05
 _AUTH_MODE = "RAY_AUTH_MODE"
 _TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
-_TOKEN_BYTES = 32
+_TRIES = Retrying(stop=stop_after_attempt(3), before_sleep=lambda _: end_descendants(), reraise=True)
+"""Tries of a start of Ray, which gives its node 30 s and has no setting for it: a busy machine takes longer."""
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 logger = logging.getLogger("rollout_service.startup")
 
@@ -81,7 +81,7 @@ def _finish_rollouts(config: ServeDeploySchema, console: Console) -> None:
 @retry(
     retry=retry_if_exception_type(DeploymentUnavailableError),
     stop=stop_after_delay(REPLICAS_KNOWN_WITHIN_S),
-    wait=wait_fixed(REPLICAS_KNOWN_POLL_S),
+    wait=wait_fixed(0.05),
     reraise=True,
 )
 def _drain_replicas(handle: Any, bound_s: float) -> int:
@@ -176,7 +176,8 @@ def _start_ray(port: int) -> None:
     os.environ.setdefault("RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S", "5")
     require_cluster_token()
     try:
-        ray.init(
+        _TRIES(
+            ray.init,
             address="local",
             namespace="serve",
             include_dashboard=False,
@@ -185,7 +186,7 @@ def _start_ray(port: int) -> None:
             object_store_memory=OBJECT_STORE_BYTES,
             labels=labels,
         )
-    except Exception as error:  # Ray raises a bare one if its node is not there within 30 s.
+    except Exception as error:  # Ray raises a bare one.
         raise ServiceNotStarted(f"Ray did not start: {error}") from error
 
 
@@ -232,7 +233,7 @@ def _make_token(path: Path) -> None:
     if path.exists():
         return
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".token-") as new, suppress(FileExistsError):
-        new.write(secrets.token_hex(_TOKEN_BYTES))
+        new.write(secrets.token_hex())
         new.flush()
         os.link(new.name, path)
 

@@ -56,13 +56,27 @@ def test_an_ingress_without_replicas_is_not_waited_for_long(monkeypatch: pytest.
         _drain_replicas(HandleThatLearnsItsReplicas(calls_before=10_000, left_by_replica=[]), 20)
 
 
-@pytest.mark.parametrize("error", [Exception("The current node timed out during startup."), OSError("no memory")])
-def test_whatever_ray_raises_is_said(error: Exception) -> None:
+LATE = Exception("The current node timed out during startup.")
+
+
+def started_ray(*outcomes: object) -> int:
+    """How often the processes of a try were ended, with these outcomes of `ray.init`, one a try."""
     with (
         patch.dict(os.environ),
         patch.object(local_service, "require_cluster_token"),
-        patch.object(ray, "init", side_effect=error),
-        pytest.raises(ServiceNotStarted) as raised,
+        patch.object(local_service, "end_descendants") as ended,
+        patch.object(ray, "init", side_effect=outcomes),
     ):
         _start_ray(8000)
+    return ended.call_count
+
+
+def test_a_ray_that_is_late_is_started_again() -> None:
+    assert started_ray(LATE, LATE, None) == 2
+
+
+@pytest.mark.parametrize("error", [LATE, OSError("no memory")])
+def test_whatever_ray_raises_is_said(error: Exception) -> None:
+    with pytest.raises(ServiceNotStarted) as raised:
+        started_ray(error, error, error)
     assert str(raised.value) == f"Ray did not start: {error}"
