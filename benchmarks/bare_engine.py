@@ -48,14 +48,25 @@ class BareEngine:
 
     @classmethod
     @contextmanager
-    def started(cls, settings: EngineSettings) -> Iterator[Self]:
+    def started(cls, settings: EngineSettings, holds_outputs: bool = False) -> Iterator[Self]:
+        """`holds_outputs` as the service's engine does, with its front end's reading of them."""
+
         async def start() -> Any:
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.usage.usage_lib import UsageContext
             from vllm.v1.engine.async_llm import AsyncLLM
 
+            from deployments.upstream.vllm.held_outputs import hold_outputs
+            from deployments.upstream.vllm.token_texts import install_token_texts
+
             args = {**settings.engine_args(), "logprobs_mode": "processed_logprobs", "use_tqdm_on_load": False}
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**args), usage_context=UsageContext.OPENAI_API_SERVER)
+            config = AsyncEngineArgs(**args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+            if holds_outputs:
+                hold_outputs(config)
+            llm = AsyncLLM.from_vllm_config(config, usage_context=UsageContext.OPENAI_API_SERVER)
+            if holds_outputs:
+                install_token_texts(llm)
+            return llm
 
         variables = {**settings.process_variables, **QUIET}
         with asyncio.Runner() as runner:

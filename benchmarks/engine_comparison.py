@@ -1,8 +1,9 @@
 """The throughput of the service compared with that of its engine: `make bench`.
 
-The same rollouts are played in three ways, in alternating rounds:
+The same rollouts are played in four ways, in alternating rounds:
 
 A. a loop over vLLM's `AsyncLLM`, in this process;
+H. the same loop over an engine that holds outputs, as the service's do;
 B. an asyncio loop over vLLM's OpenAI-compatible server, as a trainer would write it;
 C. `POST /rollout`, with an environment that only answers three tokens, behind HAProxy as on a cluster.
 
@@ -37,7 +38,7 @@ from deployments.generation.settings import EngineSettings
 from rollout_client import RolloutClient, Sampling
 from service.startup.config import free_port
 
-WAYS = {"A": "bare engine", "B": "OpenAI server", "C": "POST /rollout"}
+WAYS = {"A": "bare engine", "H": "bare engine with held outputs", "B": "OpenAI server", "C": "POST /rollout"}
 SETTLE_S = 0.3
 SINGLE_SAMPLES = 20
 SINGLE_ROUNDS = 3
@@ -85,7 +86,11 @@ def main(
 @contextmanager
 def contenders(engine: EngineSettings, served: dict[str, Any], folder: Path) -> Iterator[dict[str, Contender]]:
     reply = reply_ids(AutoTokenizer.from_pretrained(engine.tokenizer or engine.model))
-    with console.status("Starting the bare engine") as status, BareEngine.started(engine) as bare:
+    with (
+        console.status("Starting the bare engines") as status,
+        BareEngine.started(engine) as bare,
+        BareEngine.started(engine, holds_outputs=True) as holding,
+    ):
         status.update("Starting vLLM's OpenAI-compatible server")
         with openai_server(engine) as (openai_url, openai_processes):
             status.update("Starting the service")
@@ -100,6 +105,7 @@ def contenders(engine: EngineSettings, served: dict[str, Any], folder: Path) -> 
                     status.stop()
                     yield {
                         "A": Contender(bare_play(bare, reply), None),
+                        "H": Contender(bare_play(holding, reply), None),
                         "B": Contender(openai_play(loop, reply), openai_processes),
                         "C": behind_haproxy,
                         "D": direct,
@@ -230,7 +236,7 @@ def rotated(ways: list[str], number: int) -> list[str]:
 
 def added_latency_ms(ways: dict[str, Contender]) -> dict[str, float]:
     """Median latency of one sample of one turn, less that by the server, of each service; all are idle."""
-    compared = [way for way in ways if way != "A"]
+    compared = [way for way in ways if way not in ("A", "H")]
     seconds: dict[str, list[float]] = {way: [] for way in compared}
     for round_ in track(range(SINGLE_ROUNDS), "One sample, one turn, idle", console=console):
         for way in rotated(compared, round_):
@@ -249,6 +255,7 @@ def report(measured: Rounds, added_ms: Mapping[str, float], output: Path) -> Non
     tokens_per_s = medians(measured, lambda workload, round_: workload.all_tokens / round_.seconds)
     ms_per_turn = medians(measured, lambda workload, round_: 1000 * round_.processor_seconds / workload.all_turns)
     ratios = {name: values["C"] / values["B"] for name, values in tokens_per_s.items()}
+    of_engine = {name: values["C"] / values["A"] for name, values in tokens_per_s.items()}
     cpu_ratios = {name: values["C"] / values["B"] for name, values in ms_per_turn.items()}
     table = Table(
         Column("", no_wrap=True), *WAYS, "C/A", "C/B", "B, ms", "C, ms", "C/B",
@@ -259,7 +266,7 @@ def report(measured: Rounds, added_ms: Mapping[str, float], output: Path) -> Non
         table.add_row(
             name,
             *(f"{values[way]:,.0f}" for way in WAYS),
-            f"{values['C'] / values['A']:.2f}",
+            f"{of_engine[name]:.2f}",
             f"{ratios[name]:.2f}",
             *(f"{ms_per_turn[name][way]:.2f}" for way in "BC"),
             f"{cpu_ratios[name]:.2f}",
@@ -272,6 +279,8 @@ def report(measured: Rounds, added_ms: Mapping[str, float], output: Path) -> Non
     figures = {
         "ratios": rounded(ratios),
         "geometric_mean": round(geometric_mean(ratios.values()), 3),
+        "ratios_to_engine": rounded(of_engine),
+        "geometric_mean_to_engine": round(geometric_mean(of_engine.values()), 3),
         "processor_time_ratios": rounded(cpu_ratios),
         "added_latency_ms": {"direct": added_ms["D"], "haproxy": added_ms["C"]},
     }

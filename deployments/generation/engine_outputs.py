@@ -32,6 +32,7 @@ from deployments.generation.weight_updater import WeightUpdater
 from deployments.protocols.generation import GenerationRequest, WeightSpan, packed_ids, packed_logprobs
 from deployments.protocols.token_columns import Columns, all_rows
 from deployments.protocols.weight_versions import refuse_other_version
+from deployments.upstream.vllm.held_outputs import end_requests
 from rollout_client.contract.base import label_of
 from rollout_client.contract.messages import PackedNumbers
 
@@ -103,8 +104,7 @@ class RunningGenerations:
             generation.failure = failure
             generation.interrupted.set()
         if ended:
-            # vLLM returns the tokens that it has, also when its engine process hangs.
-            await self._llm.abort([generation.engine_id for generation in ended])
+            await end_requests(self._llm, [generation.engine_id for generation in ended])
 
 
 @dataclass(slots=True)

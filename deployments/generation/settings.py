@@ -40,6 +40,7 @@ RESERVED_ENGINE_ARGS = {
     "data_parallel_size": "a replica is one engine, and more of them are replicas: set num_replicas of the deployment "
     "Generator",
     "worker_extension_cls": "the service needs its own worker extension to swap weights",
+    "scheduler_cls": "the service needs its own scheduler to hold outputs",
 }
 
 NO_DRAFTS = (

@@ -84,6 +84,10 @@ Step = str | Exception | Callable[[], Awaitable[None] | None]
 """A text that is generated, a failure, or what happens meanwhile."""
 
 
+NAMES_ARE_IDS: Any = SimpleNamespace(external_req_ids=SimpleNamespace(get=lambda name, _: [name]))
+"""An output processor whose requests have in the core the ids that their callers gave them."""
+
+
 class GeneratingLLM:
     """Each request of the engine goes through the next of `scripts`; "!" in a text ends the request as aborted."""
 
@@ -92,12 +96,19 @@ class GeneratingLLM:
         self.prompts: list[list[int]] = []
         self.aborted: list[str] = []
         self.version = "0"
+        self.engine_core = self
+        self.output_processor = NAMES_ARE_IDS
+        self.ended: list[list[str]] = []
+        """The requests of each call that has ended some in the core."""
 
     def get_tokenizer(self) -> Any:
         return SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
 
     async def abort(self, engine_ids: Sequence[str]) -> None:
         self.aborted += engine_ids
+
+    async def call_utility_async(self, _method: str, engine_ids: Sequence[str]) -> None:
+        self.ended.append(sorted(engine_ids))
 
     async def generate(
         self, prompt: Any, _params: SamplingParams, _engine_id: str, **_options: Any

@@ -45,7 +45,10 @@ class EngineProgress:
         self._kv_tokens = 0
 
     def load(self) -> ReplicaLoad:
-        """Tokens and waiting generations are counted at most every `_COUNT_LOAD_EVERY_S` seconds."""
+        """Tokens and waiting generations are counted at most every `_COUNT_LOAD_EVERY_S` seconds.
+
+        Tokens that the engine's core holds (`held_outputs.py`) are not among them.
+        """
         now = time.monotonic()
         if now >= self._count_load_at:
             self._count_load_at = now + _COUNT_LOAD_EVERY_S

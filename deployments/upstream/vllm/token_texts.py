@@ -21,6 +21,8 @@ from typing import Any
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
+from deployments.upstream.vllm.held_outputs import PortionLogprobs
+
 TEXTS_ARE_UNSEEN = "logprob_texts_are_unseen"
 
 
@@ -39,8 +41,12 @@ class _StoppedBySpecialTokens(IncrementalDetokenizer):
         return self._shown.num_output_tokens()
 
     def update(self, new_token_ids: list[int], stop_terminated: bool) -> str | None:
-        seen = self._stopping.update(list(new_token_ids), stop_terminated)
-        return self._shown.update(new_token_ids, stop_terminated) or seen
+        for place, token_id in enumerate(new_token_ids, 1):
+            is_last = stop_terminated and place == len(new_token_ids)
+            seen = self._stopping.update([token_id], is_last)
+            if (stop := self._shown.update([token_id], is_last) or seen) is not None:
+                return stop
+        return None
 
     def get_next_output_text(self, finished: bool, delta: bool) -> str:
         return self._shown.get_next_output_text(finished, delta)
@@ -90,7 +96,10 @@ def skip_logprob_texts(params: SamplingParams) -> None:
 
 
 def install_token_texts(llm: Any) -> None:
-    """Lets this `AsyncLLM` stop at special tokens in stop strings, and leave out what `skip_logprob_texts` marks."""
+    """Lets this `AsyncLLM` stop at special tokens in stop strings, and leave out what `skip_logprob_texts` marks.
+
+    It reads log-probabilities of many tokens at once.
+    """
     processor = llm.output_processor
     add_request = processor.add_request
 
@@ -100,6 +109,7 @@ def install_token_texts(llm: Any) -> None:
         if params is None:
             return
         state = processor.request_states[request.request_id]
+        state.logprobs_processor = PortionLogprobs(**vars(state.logprobs_processor))
         if (params.extra_args or {}).get(TEXTS_ARE_UNSEEN):
             state.logprobs_processor.tokenizer = None
         if processor.tokenizer is not None:

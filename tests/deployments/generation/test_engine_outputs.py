@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,12 +145,7 @@ def named(name: str) -> GenerationRequest:
 
 
 def test_generations_are_interrupted_by_their_ids_while_they_run() -> None:
-    aborted: list[list[str]] = []
-
-    async def abort(engine_ids: list[str]) -> None:
-        aborted.append(sorted(engine_ids))
-
-    llm: Any = SimpleNamespace(abort=abort)
+    llm: Any = GeneratingLLM()
     generations = RunningGenerations(llm)
 
     async def interrupt() -> None:
@@ -164,7 +158,7 @@ def test_generations_are_interrupted_by_their_ids_while_they_run() -> None:
             assert (first.failure, other.failure) == (failure, None)
             await generations.interrupt(["a", "b"])
         await generations.interrupt(["a", "b"])
-        assert aborted == [sorted([first.engine_id, retry.engine_id]), sorted([first.engine_id, other.engine_id])]
+        assert llm.ended == [sorted([first.engine_id, retry.engine_id]), sorted([first.engine_id, other.engine_id])]
 
     asyncio.run(interrupt())
     assert len(generations) == 0

@@ -35,6 +35,7 @@ from deployments.sessions.store import SessionStore
 from deployments.upstream.vllm.engine_progress import StepCounter
 from deployments.upstream.vllm.token_texts import install_token_texts
 from rollout_client.contract.sessions import SessionRequest, SessionSample
+from tests.fakes.async_llm import NAMES_ARE_IDS
 from tests.fakes.storage import ScriptedStorage
 from tests.paths import SMALL_MODEL
 
@@ -55,6 +56,7 @@ class ScriptedCore:
         self.model_config = self.vllm_config.model_config
         self.renderer = renderer_from_config(self.vllm_config)
         self.input_processor = InputProcessor(self.vllm_config, self.renderer)
+        self.output_processor, self.engine_core = NAMES_ARE_IDS, self
         self.errored = False
         self.replies: list[list[int]] = []
         self.step = 1
@@ -77,6 +79,9 @@ class ScriptedCore:
 
     async def abort(self, engine_ids: Sequence[str]) -> None:
         self._aborted.update(engine_ids)
+
+    async def call_utility_async(self, _method: str, engine_ids: Sequence[str]) -> None:
+        await self.abort(engine_ids)
 
     async def abort_all(self) -> None:
         await self.abort([*self._running])
