@@ -236,7 +236,7 @@ def rotated(ways: list[str], number: int) -> list[str]:
 
 def added_latency_ms(ways: dict[str, Contender]) -> dict[str, float]:
     """Median latency of one sample of one turn, less that by the server, of each service; all are idle."""
-    compared = [way for way in ways if way not in ("A", "H")]
+    compared = [way for way, contender in ways.items() if contender.processes is not None]
     seconds: dict[str, list[float]] = {way: [] for way in compared}
     for round_ in track(range(SINGLE_ROUNDS), "One sample, one turn, idle", console=console):
         for way in rotated(compared, round_):

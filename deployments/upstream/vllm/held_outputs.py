@@ -72,17 +72,11 @@ class _HoldsOutputs(Scheduler):
 
     def _ready(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
         """The output with those that were held before it; `None` if it is held too."""
-        request_id = output.request_id
-        request = self.requests.get(request_id)
-        if request is not None and _has_tokens_alone(output) and (portion := _portion_of(request)) > 1:
-            held = self._held[request_id]
-            held.append(output)
-            if len(held) < portion:
-                return None
-        held = self._held.pop(request_id, [])
-        if not held or held[-1] is not output:
-            held.append(output)
-        return _joined(held)
+        request, held = self.requests.get(output.request_id), self._held[output.request_id]
+        held.append(output)
+        if request is not None and _has_tokens_alone(output) and len(held) < _portion_of(request):
+            return None
+        return _joined(self._held.pop(output.request_id))
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Request]:
         ended = super().finish_requests(request_ids, finished_status)

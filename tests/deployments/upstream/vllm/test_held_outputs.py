@@ -144,8 +144,9 @@ def config(is_async: bool, holds: bool) -> VllmConfig:
         enable_chunked_prefill=True,
         async_scheduling=is_async,
     ).create_engine_config()
-    hold_outputs(engine)
-    if not holds:
+    if holds:
+        hold_outputs(engine)
+    else:
         engine.scheduler_config.scheduler_cls = PlainAsyncScheduler if is_async else PlainScheduler
     return engine
 
