@@ -9,6 +9,7 @@ from deployments.agents.environment import HOST_GRACE_S, RUNS_OF_TASK
 from deployments.agents.settings import AgentSettings, agent_deployment
 from deployments.data.store import DataStore
 from deployments.environments.host import EnvironmentHost
+from deployments.generation.card_share import with_share_of_card
 from deployments.generation.generator_replica import GeneratorReplica
 from deployments.generation.settings import EngineSettings
 from deployments.images.store import ImagesReplica
@@ -41,12 +42,14 @@ def build(settings: ServiceSettings) -> Application:
     reward model has a deployment that environments call, and each task's agent one that runs it.
 
     Raises:
+        CardTooSmall: as `with_share_of_card`.
         ServiceExposed: strangers could use the service, as Serve listens, or read what it sends.
     """
     if (listening := http_options()) is not None:
         # Before an engine is loaded: an ingress replica, which looks again, starts after them.
         refuse_exposed(settings.access, listening)
-    engine = with_absolute_paths(settings.engine)
+    engine = with_share_of_card(with_absolute_paths(settings.engine))
+    settings = settings.model_copy(update={"engine": engine})
     options = settings.ray_actor_options()
     policy_store = deployment(PolicyStore, "Policy", options).bind(
         settings.policy, engine.model, engine.hub.revision, max_lora_rank=engine.highest_rank
@@ -85,7 +88,7 @@ def build(settings: ServiceSettings) -> Application:
     access = settings.access
     if access.keys_file is not None:
         access = access.model_copy(update={"keys_file": str(REPOSITORY / Path(access.keys_file).expanduser())})
-    resolved = settings.model_copy(update={"engine": engine, "access": access})
+    resolved = settings.model_copy(update={"access": access})
     agents = {task_name: _agent_host(task_name, agent, options) for task_name, agent in settings.agents_by_task.items()}
     return ingress.bind(
         resolved,

@@ -47,5 +47,5 @@ class Machine:
         [generator] = [entry for entry in application["deployments"] if entry["name"] == "Generator"]
         generator["num_replicas"] = replicas
         if self.device == "gpu" and replicas > 1:
-            generator["ray_actor_options"] = {"num_cpus": engine["num_cpus"], "num_gpus": round(0.9 / replicas, 2)}
+            application["args"]["engine"] = engine | {"engines_per_gpu": replicas}
         return config

@@ -58,6 +58,7 @@ INEXACT_ENGINE_ARGS = frozenset(_INEXACT.split())
 _NOT_FOR_VLLM = {
     "replica",
     "device",
+    "engines_per_gpu",
     "split_special_tokens",
     "num_cpus",
     "hang_timeout_s",
@@ -71,6 +72,8 @@ minutes, in which the engine seems to hang."""
 _ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """The worker of an engine on processors in the process of its core, as on one GPU: one process less that imports vLLM,
 and no message between the two in each step."""
+_PARTS_OF_A_GPU = 10_000
+"""Ray reserves cards to four decimal places."""
 _FITS_MEMORY = -1
 """vLLM's own number for it."""
 _HIGHEST_MEMORY_UTILIZATION = 0.95
@@ -114,6 +117,10 @@ class EngineSettings(BaseModel):
     """GPUs of one node that hold one replica's model together."""
     pipeline_parallel_size: int = Field(default=1, ge=1)
     """Stages into which one replica's layers are split."""
+    engines_per_gpu: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    """Engines, each of a replica of its own, that share a card and its memory; `num_replicas` counts engines. `auto` is
+    up to 6 by the size of the weights, the card's memory and the cores of the machine that builds the application, and
+    1 for a model that fills a card, takes several, or gets weights straight from a trainer."""
     max_model_len: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     """Tokens of prompt and generation; by default the model's own limit, and with `auto` as much of it as the memory
     holds."""
@@ -159,6 +166,11 @@ class EngineSettings(BaseModel):
                 f"gpu_memory_utilization: {memory} leaves no memory for the layers of new weights, which are loaded "
                 f"beside the old ones: give at most {_HIGHEST_MEMORY_UTILIZATION}"
             )
+        if self.engines_per_gpu not in (1, "auto") and (self.device == "cpu" or self.workers > 1 or transfer):
+            yield (
+                f"engines_per_gpu: {self.engines_per_gpu} engines share a card only where each needs no more than it: "
+                "leave out device: cpu, tensor_parallel_size, pipeline_parallel_size and weight_transfer_config"
+            )
         if isinstance(transfer, dict) and transfer.get("backend") == "ipc":
             yield (
                 "weight_transfer_config: the backend ipc is refused, because vLLM unpickles what a request brings for "
@@ -183,7 +195,10 @@ class EngineSettings(BaseModel):
 
     def ray_actor_options(self) -> dict[str, float]:
         """The cores and GPUs that Ray reserves for one replica."""
-        return {"num_cpus": self.num_cpus, "num_gpus": 0 if self.device == "cpu" else self.workers}
+        engines = 1 if self.engines_per_gpu == "auto" else self.engines_per_gpu
+        # Rounded down: thirds that are rounded up would not fit on one card together.
+        gpus = self.workers if engines == 1 else int(_PARTS_OF_A_GPU / engines) / _PARTS_OF_A_GPU
+        return {"num_cpus": self.num_cpus, "num_gpus": 0 if self.device == "cpu" else gpus}
 
     @property
     def workers(self) -> int:

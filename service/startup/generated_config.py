@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,10 @@ from typing import Any
 import yaml
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
+from pydantic import ValidationError
 
+from deployments.generation.card_share import engines_on_a_card
+from deployments.generation.settings import EngineSettings
 from deployments.upstream.ray_serve.serve_internals import resources_of_this_machine
 from service.startup.config import BUNDLED, ServiceNotStarted
 
@@ -25,6 +29,8 @@ BUILT_IN = {
 DEFAULT_TASKS = ("math", "sliding_puzzle")
 TASKS_WITH_IMAGES = ("shapes",)
 """Built-in tasks that only a model that sees can play."""
+_MOST_INGRESS_REPLICAS = 4
+_CORES_BESIDE_AN_INGRESS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +66,26 @@ def generated_config(
     [application] = config["applications"]
     entries = {entry["name"]: entry for entry in application["deployments"]}
     ingress, generator, of_a_task = entries["Ingress"], entries["Generator"], entries["math"]
+    engine = _engine_of(served)
     if served.gpus:
         generator["num_replicas"] = served.gpus // served.tensor_parallel_size
+        with suppress(ValidationError):  # The check of the whole config says what is wrong with it.
+            engines = engines_on_a_card(EngineSettings.model_validate({"engines_per_gpu": "auto"} | engine))
+            engine["engines_per_gpu"] = engines
+            generator["num_replicas"] *= engines
+    ingress["num_replicas"] = _ingress_replicas(resources_of_this_machine()["CPU"])
     optional: dict[str, Any] = {"access": dict(access)} if access else {}
     if sees(served.model):
         optional["images"] = {}
-    application["args"] = {**optional, "engine": _engine_of(served), "environments": environments}
+    application["args"] = {**optional, "engine": engine, "environments": environments}
     application["deployments"] = [ingress, generator, *(deepcopy(of_a_task) | {"name": name} for name in environments)]
     config["http_options"] |= http_options
     return config
+
+
+def _ingress_replicas(cores: float) -> int:
+    """Replicas that share the service's port, from 1 to 4: one replica uses one core, and engines need the others."""
+    return max(1, min(_MOST_INGRESS_REPLICAS, int(cores / _CORES_BESIDE_AN_INGRESS)))
 
 
 def model_and_tasks(model: str | None, tasks: Sequence[str] | None) -> tuple[str, Sequence[str]]:

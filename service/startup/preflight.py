@@ -12,6 +12,7 @@ from deployments.agents.programs import AgentNotLoadable, CallableProgram
 from deployments.agents.settings import AgentSettings
 from deployments.data.rows import DataNotLoadable
 from deployments.data.store import load_task_data
+from deployments.generation.card_share import CardTooSmall, with_share_of_card
 from deployments.generation.settings import EngineSettings, engine_fields
 from deployments.harbor.tasks import HarborTaskRefused, tasks_within
 from deployments.sandbox.providers.interface import ProviderUnusable, open_provider
@@ -119,6 +120,7 @@ def _engine_problems(engine: EngineSettings) -> Iterator[str]:
             yield f"args.engine.{field}: there is no {name} on this machine."
     if engine.replica is not None:
         return
+    yield from _problem("args.engine", lambda: with_share_of_card(engine), CardTooSmall)
     permitted = engine_fields()
     if permitted is None:
         yield "vLLM is not installed in this Python environment: install rollout-service[gpu] or rollout-service[cpu]."

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deployments.upstream.vllm import cpu_adapters, cpu_build
+from deployments.upstream.vllm import cpu_build
 from deployments.workers.cleanup import die_with_parent, name_by_owner
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ def install() -> None:
     _leave_output_layer_without_adapters(model_manager)
     if current_platform.is_cpu():
         cpu_build.install()
-        cpu_adapters.install()
 
 
 def install_in_servers(requests: "Sequence[type[BaseModel]]", with_messages: "Sequence[type[BaseModel]]") -> None:

@@ -12,6 +12,7 @@ from deployments.generation.settings import EngineSettings
 from examples.task_configs import known_tasks
 from rollout_env.loading import load_environment_class
 from service.settings import ServiceSettings
+from service.startup import generated_config as generated_configs
 from service.startup.config import ServiceNotStarted
 from service.startup.generated_config import (
     BUILT_IN,
@@ -23,6 +24,12 @@ from service.startup.generated_config import (
     sees,
 )
 from tests.paths import REPOSITORY
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generated_configs, "resources_of_this_machine", lambda: {"CPU": 2.0})
+
 
 CPU = ServedModel(str(EMBEDDED_MODEL), gpus=0)
 
@@ -61,8 +68,28 @@ def test_gpus_are_divided_between_replicas() -> None:
     engine = made["args"]["engine"]
     [shipped] = shipped_config("serve_config.yaml")["applications"]
     del shipped["args"]["engine"]["max_model_len"]
-    assert engine == shipped["args"]["engine"] | {"model": "Qwen/Qwen3-8B", "tensor_parallel_size": 2}
+    given = {"model": "Qwen/Qwen3-8B", "tensor_parallel_size": 2, "engines_per_gpu": 1}
+    assert engine == shipped["args"]["engine"] | given
     assert replicas(made) == {"Ingress": 1, "Generator": 4, "math": 1}
+
+
+def test_engines_that_share_a_card_are_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generated_configs, "engines_on_a_card", lambda engine: {"auto": 4}[engine.engines_per_gpu])
+    made = application(ServedModel("org/small", gpus=2))
+    assert (made["args"]["engine"]["engines_per_gpu"], replicas(made)["Generator"]) == (4, 8)
+    monkeypatch.undo()
+    made = application(ServedModel("org/small", gpus=2, engine={"engines_per_gpu": 3}))
+    assert (made["args"]["engine"]["engines_per_gpu"], replicas(made)["Generator"]) == (3, 6)
+    wrong = generated_config(ServedModel("org/small", gpus=2, engine={"engines_per_gpu": 0}), ["math"], {}, {})
+    assert wrong["applications"][0]["args"]["engine"]["engines_per_gpu"] == 0
+
+
+@pytest.mark.parametrize(("cores", "ingresses"), [(2, 1), (15, 1), (16, 2), (31, 3), (192, 4)])
+def test_many_cores_have_several_ingress_replicas(
+    cores: float, ingresses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generated_configs, "resources_of_this_machine", lambda: {"CPU": cores})
+    assert replicas(application())["Ingress"] == ingresses
 
 
 def test_on_processors_a_batch_has_room_for_the_longest_prompt(tmp_path: Path) -> None:

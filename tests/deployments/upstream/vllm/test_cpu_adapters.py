@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm.lora.ops.torch_ops import lora_ops
 
-from deployments.upstream.vllm.cpu_adapters import _expand_slice, _multiply_once_an_adapter, expand, shrink
+from deployments.upstream.vllm.cpu_build import _expand, _expand_slice, _multiply_once_an_adapter, _shrink
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ def test_the_products_are_those_of_vllm(
     second = torch.randn(ADAPTERS, 1, WIDTH, RANK, generator=made, dtype=torch.bfloat16)
     outputs = torch.randn(tokens, WIDTH + 2, generator=made, dtype=torch.bfloat16)
     shrunk, expected_shrunk = torch.zeros(tokens, RANK), torch.zeros(tokens, RANK)
-    shrink(inputs, first, shrunk, indices, 0.5)
+    _shrink(inputs, first, shrunk, indices, 0.5)
     own.bgmv_shrink(inputs, first, expected_shrunk, indices, 0.5)
     torch.testing.assert_close(shrunk, expected_shrunk)
     actual, expected = outputs.clone(), outputs.clone()
@@ -63,7 +63,7 @@ def test_the_products_are_those_of_vllm(
     own.bgmv_expand_slice(shrunk, second, expected, indices, offset, WIDTH, add_inputs)
     torch.testing.assert_close(actual, expected)
     narrow, expected = outputs[:, : WIDTH - 1].clone(), outputs[:, : WIDTH - 1].clone()
-    expand(shrunk, second, narrow, indices)
+    _expand(shrunk, second, narrow, indices)
     own.bgmv_expand(shrunk, second, expected, indices)
     torch.testing.assert_close(narrow, expected)
 

@@ -1,0 +1,130 @@
+"""Engines that share a card (`engine.engines_per_gpu`): how many of them, and how much of its memory each one has.
+
+One engine of a small model leaves a card idle, because its Python process is slower than the card.
+"""
+
+import subprocess
+from pathlib import Path
+
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]  # Its HTTP library's.
+
+from deployments.generation.settings import EngineSettings
+from deployments.upstream.ray_serve.serve_internals import resources_of_this_machine
+
+_GIB = 2**30
+_MOST_ENGINES = 6
+_CORES_OF_AN_ENGINE = 4
+"""Its own process takes one, its replica another one, and ingress and environments what they make of its tokens."""
+_WEIGHTS_IN_A_SHARE = 6
+"""An engine has a share of at least so many times its weights: most of a card stays cache."""
+_BESIDE_WEIGHTS_AND_CACHE = 4 * _GIB
+"""CUDA's context, graphs, activations and logits of one engine with the batch sizes of a Hopper card."""
+_CACHE_OF_THE_REST = 0.9
+_LEAST_CACHE = _GIB
+_DEFAULT_UTILIZATION = 0.9
+_HUB_TIMEOUT_S = 10.0
+_INDEX = "config.json"
+_WEIGHT_FILES = (".safetensors", ".bin")
+"""In this order: a repository may have both."""
+_SECOND_COPY = "consolidated"
+"""How files begin in which a vendor's repository has its weights again."""
+
+
+class CardTooSmall(ValueError):
+    """Engines do not fit on a card, or it cannot be told whether they do."""
+
+
+def with_share_of_card(engine: EngineSettings) -> EngineSettings:
+    """The settings of one of the engines: `auto` is a number, and what it may take of its card's memory is set.
+
+    The memory is that of the smallest card of this machine, as `nvidia-smi` tells it, and `gpu_memory_utilization` of
+    the settings the part for all engines of a card. The cache of each has a size in bytes, because engines that start
+    at once would count each other's memory as their own.
+
+    Raises:
+        CardTooSmall: the engines do not fit, or the card's memory or the size of the weights is not known.
+    """
+    engines = engines_on_a_card(engine)
+    if engines == 1:
+        return engine.model_copy(update={"engines_per_gpu": 1})
+    given = engine.model_extra or {}
+    utilization = given.get("gpu_memory_utilization", _DEFAULT_UTILIZATION) / engines
+    cache = given.get("kv_cache_memory_bytes") or _cache_bytes(engine, engines, utilization)
+    return engine.model_copy(
+        update={
+            "engines_per_gpu": engines,
+            "gpu_memory_utilization": utilization,
+            "kv_cache_memory_bytes": cache,
+        }
+    )
+
+
+def engines_on_a_card(engine: EngineSettings) -> int:
+    """`engines_per_gpu` as a number. For `auto`, 1 where the card or the size of the weights is not known."""
+    if engine.engines_per_gpu != "auto":
+        return engine.engines_per_gpu
+    if engine.device == "cpu" or engine.workers > 1 or (engine.model_extra or {}).get("weight_transfer_config"):
+        return 1
+    cards, weights = _memory_of_cards(), _weights_bytes(engine)
+    if not cards or weights is None:
+        return 1
+    return _engines_for(weights, min(cards), resources_of_this_machine()["CPU"] / len(cards))
+
+
+def _engines_for(weights_bytes: int, card_bytes: int, cores: float) -> int:
+    """As many engines of one model as a card and its `cores` are worth, from 1 to 6."""
+    share = _WEIGHTS_IN_A_SHARE * weights_bytes + 2 * _BESIDE_WEIGHTS_AND_CACHE
+    by_memory = int(_DEFAULT_UTILIZATION * card_bytes / share)
+    return max(1, min(_MOST_ENGINES, by_memory, int(cores / _CORES_OF_AN_ENGINE)))
+
+
+def _cache_bytes(engine: EngineSettings, engines: int, utilization: float) -> int:
+    cards, weights = _memory_of_cards(), _weights_bytes(engine)
+    if not cards or weights is None:
+        unknown = "the memory of this machine's cards" if not cards else f"the size of the weights of {engine.model}"
+        raise CardTooSmall(
+            f"engines_per_gpu: {engines} engines share a card, and {unknown} is not known here: give the cache of one "
+            "engine as kv_cache_memory_bytes"
+        )
+    share = int(utilization * min(cards))
+    cache = int(_CACHE_OF_THE_REST * (share - weights - _BESIDE_WEIGHTS_AND_CACHE))
+    if cache < _LEAST_CACHE:
+        raise CardTooSmall(
+            f"engines_per_gpu: {engines} engines have {share / _GIB:.1f} GiB of a card each, of which weights take "
+            f"{weights / _GIB:.1f} and activations and graphs 4: too little is left for a cache. Give fewer, or auto"
+        )
+    return cache
+
+
+def _memory_of_cards() -> list[int]:
+    """Bytes of each card of this machine; empty where `nvidia-smi` finds none."""
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return []
+    return [int(mebibytes) * 2**20 for mebibytes in told.split()]
+
+
+def _weights_bytes(engine: EngineSettings) -> int | None:
+    """The size of a model's files of weights; `None` if it has none, or cannot be reached."""
+    try:
+        sizes = _files_of(engine.model, engine.revision)
+    except (HTTPError, OSError, HFValidationError):
+        return None
+    of_weights = ([size for name, size in sizes.items() if name.endswith(ending)] for ending in _WEIGHT_FILES)
+    return next((sum(found) for found in of_weights if found), None)
+
+
+def _files_of(model: str, revision: str | None) -> dict[str, int]:
+    """The sizes of a model's files, by their names: in its folder, else in the Hub's cache, else on the Hub."""
+    folder = Path(model)
+    if not folder.is_dir() and isinstance(cached := try_to_load_from_cache(model, _INDEX, revision=revision), str):
+        folder = Path(cached).parent
+    if folder.is_dir():
+        sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    else:
+        told = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=_HUB_TIMEOUT_S).siblings
+        sizes = {file.rfilename: file.size or 0 for file in told or ()}
+    return {name: size for name, size in sizes.items() if "/" not in name and not name.startswith(_SECOND_COPY)}
