@@ -50,9 +50,9 @@ for folder in /proc/[0-9]*; do
   # Commands have a session of their own, and do not come into that of the first process.
   [ "$parent" = 1 ] && [ "$session" = "$first_session" ] && [ "$own_session" != "$first_session" ] && is_kept=1
   if [ -n "$is_kept" ]; then kill -CONT "$pid" 2>&-; continue; fi
-  kill -KILL "$pid" 2>&-
   # Where the first thread has ended and others go on, the process looks as if it had ended.
   set -- /proc/$pid/task/*
+  kill -KILL "$pid" 2>&-
   case "$state" in Z|X) [ $# -gt 1 ] || continue;; esac
   echo "$named)"
 done
