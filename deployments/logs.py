@@ -9,6 +9,9 @@ import json
 import logging
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -36,6 +39,8 @@ MAX_FILE_BYTES = 64 * 2**20
 OLD_FILES = 4
 OUTPUT_LOGGERS = ("stdout", "stderr")
 """Lines that a replica printed, by the stream that they were printed to."""
+STAGES_LOGGER = "rollout_service.stages"
+"""Lines of stages that have ended, which whoever waits for a start sees."""
 
 
 def configure(*, capture_output: bool = True) -> None:
@@ -59,6 +64,14 @@ def configure(*, capture_output: bool = True) -> None:
     keep_serve_log_open()
     if capture_output:
         _log_output(handler)
+
+
+@contextmanager
+def logged_stage(name: str) -> Iterator[None]:
+    """Logs how long a stage of a start took, unless it fails."""
+    began = time.monotonic()
+    yield
+    logging.getLogger(STAGES_LOGGER).info("%s: %.1f s", name, time.monotonic() - began)
 
 
 def serve_logs_folder() -> Path:

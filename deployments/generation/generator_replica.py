@@ -74,11 +74,12 @@ class GeneratorReplica(GeneratorReplicaBase):
         claim_shared_memory()
         if (folder := claim_folder()) is not None:
             os.environ.setdefault(_SOCKETS_VARIABLE, str(folder))
-        from vllm.config import StructuredOutputsConfig
+        with logs.logged_stage("vLLM is imported"):
+            from vllm.config import StructuredOutputsConfig
 
-        from deployments.generation.command_runner import CommandRunner
-        from deployments.generation.engine import VLLMEngine
-        from deployments.upstream.vllm.engine_progress import EngineMetrics
+            from deployments.generation.command_runner import CommandRunner
+            from deployments.generation.engine import VLLMEngine
+            from deployments.upstream.vllm.engine_progress import EngineMetrics
 
         seed = _replica_seed(settings.seed, replica_id())
         self._responses = responses or ResponseSettings()
@@ -89,7 +90,9 @@ class GeneratorReplica(GeneratorReplicaBase):
         outputs: dict[str, Any] = {"backend": "xgrammar"} | engine_args.get("structured_outputs_config", {})
         engine_args["structured_outputs_config"] = StructuredOutputsConfig(**outputs)
         image_store = None if images is None else RemoteImages(images)
-        super().__init__(await VLLMEngine.start(engine_args, settings.hang_timeout_s, image_store))
+        with logs.logged_stage("The engine has its weights, graphs and cache, and is warm"):
+            engine = await VLLMEngine.start(engine_args, settings.hang_timeout_s, image_store)
+        super().__init__(engine)
         if sessions is not None:
             refuse_unrecordable(self._engine.llm.model_config.hf_config.model_type)
         if has_metrics:
@@ -110,7 +113,8 @@ class GeneratorReplica(GeneratorReplicaBase):
         )
         self._running_commands = asyncio.create_task(self._commands.run())
         is_current = asyncio.create_task(self._commands.is_current.wait())
-        await asyncio.wait((self._running_commands, is_current), return_when=asyncio.FIRST_COMPLETED)
+        with logs.logged_stage("The current weights are loaded"):
+            await asyncio.wait((self._running_commands, is_current), return_when=asyncio.FIRST_COMPLETED)
         await self.check_health()
         call_at_shutdown(self.drain)
 

@@ -120,7 +120,7 @@ class EngineSettings(BaseModel):
     engines_per_gpu: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
     """Engines, each of a replica of its own, that share a card and its memory; `num_replicas` counts engines. `auto` is
     up to 6 by the size of the weights, the card's memory and the cores of the machine that builds the application, and
-    1 for a model that fills a card, takes several, or gets weights straight from a trainer."""
+    1 where two would not have each six times their weights and 8 GiB, or where the engine has its own sizes."""
     max_model_len: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     """Tokens of prompt and generation; by default the model's own limit, and with `auto` as much of it as the memory
     holds."""
@@ -160,8 +160,10 @@ class EngineSettings(BaseModel):
                 yield f"{name} would break exactness or the record (docs/deploy.md says how). Leave it out"
         if given.get("load_format") == "dummy":
             yield "load_format: dummy makes random weights, which would be recorded as those of the model"
-        memory, transfer = given.get("gpu_memory_utilization", 0), given.get("weight_transfer_config")
-        if self.device == "gpu" and isinstance(memory, int | float) and memory > _HIGHEST_MEMORY_UTILIZATION:
+        memory, transfer = given.get("gpu_memory_utilization") or 0, given.get("weight_transfer_config")
+        if not isinstance(memory, int | float):
+            yield f"gpu_memory_utilization: {memory!r} is no number"
+        elif self.device == "gpu" and memory > _HIGHEST_MEMORY_UTILIZATION:
             yield (
                 f"gpu_memory_utilization: {memory} leaves no memory for the layers of new weights, which are loaded "
                 f"beside the old ones: give at most {_HIGHEST_MEMORY_UTILIZATION}"

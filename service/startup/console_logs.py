@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from deployments.logs import OUTPUT_LOGGERS
+from deployments.logs import OUTPUT_LOGGERS, STAGES_LOGGER
 from service.startup.processes import repeated
 
 _POLL_S = 0.5
@@ -98,11 +98,13 @@ class _ReplicaLogs:
 
 
 def _text_for_the_console(record: dict[str, Any]) -> str | None:
-    """A printed line, or a warning or an error with its traceback; None for everything else."""
+    """A printed line, a stage that has ended, or a warning or an error with its traceback; None for everything else."""
     name = f"[{record['deployment']}]"
     if record["logger"] in OUTPUT_LOGGERS:
         # A progress bar writes over itself.
         return None if record["message"].startswith("\r") else f"{name} {record['message']}"
+    if record["logger"] == STAGES_LOGGER:
+        return f"{name} {record['message']}"
     if logging.getLevelNamesMapping().get(record["level"], logging.ERROR) < logging.WARNING:
         return None
     about = next((f" ({field} {record[field]})" for field in ("rollout_id", "request_id") if field in record), "")

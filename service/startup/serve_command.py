@@ -74,7 +74,8 @@ def serve(
         if print_config:
             typer.echo(yaml.safe_dump(config, sort_keys=False), nl=False)
             return
-        if (engines := config["applications"][0]["args"]["engine"].get("engines_per_gpu", 1)) != 1:
+        engines = config["applications"][0]["args"]["engine"].get("engines_per_gpu")
+        if isinstance(engines, int) and engines > 1:
             console.print(f"{engines} engines share each GPU (--engine engines_per_gpu=1 for one).")
         make_importable(Path.cwd())
         serve_until_stopped(config_of(config, BUNDLED / "serve_config.yaml"), console)

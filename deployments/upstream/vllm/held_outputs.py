@@ -93,11 +93,11 @@ class _HoldsOutputs(Scheduler):
         return by_client
 
 
-class HoldingScheduler(_HoldsOutputs):
+class _HoldingScheduler(_HoldsOutputs):
     """vLLM's synchronous scheduler, holding outputs."""
 
 
-class HoldingAsyncScheduler(_HoldsOutputs, AsyncScheduler):
+class _HoldingAsyncScheduler(_HoldsOutputs, AsyncScheduler):
     """vLLM's asynchronous scheduler, holding outputs."""
 
 
@@ -178,7 +178,7 @@ def _end_requests(core: Any, request_ids: list[str]) -> None:
 
 def hold_outputs(config: VllmConfig) -> None:
     """Lets an engine of this configuration hold outputs. May be called more than once."""
-    scheduler = HoldingAsyncScheduler if config.scheduler_config.async_scheduling else HoldingScheduler
+    scheduler = _HoldingAsyncScheduler if config.scheduler_config.async_scheduling else _HoldingScheduler
     config.scheduler_config.scheduler_cls = f"{__name__}.{scheduler.__name__}"
 
 

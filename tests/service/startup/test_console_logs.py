@@ -3,7 +3,9 @@
 import io
 import json
 import logging
+import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import datasets
 import pytest
 from rich.console import Console
 
-from deployments.logs import _json_lines_handler, _JsonLinesFormatter, _LoggedStream
+from deployments.logs import STAGES_LOGGER, _json_lines_handler, _JsonLinesFormatter, _LoggedStream, logged_stage
 from service.startup.console_logs import _ReplicaLogs, replica_logs_shown, stages_shown
 
 WARNING = {
@@ -34,11 +36,24 @@ def write(path: Path, *records: dict[str, Any]) -> None:
 def test_warnings_and_printed_lines_are_shown_with_their_deployment(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", WARNING, {**WARNING, "level": "INFO"}, {**WARNING, "level": "DEBUG"})
     write(tmp_path / "b.jsonl", PRINTED, {**PRINTED, "logger": "stderr"})
+    write(tmp_path / "c.jsonl", {**PRINTED, "logger": STAGES_LOGGER, "message": "The engine is warm: 2.0 s"})
     assert list(_ReplicaLogs(tmp_path).new_texts()) == [
         "[math] warning: The step failed. (rollout_id r1-0-1)\nTraceback (most recent call last):\nValueError: x",
         "[sliding_puzzle] [bold] move 3",
         "[sliding_puzzle] [bold] move 3",
+        "[sliding_puzzle] The engine is warm: 2.0 s",
     ]
+
+
+def test_a_stage_is_logged_with_its_seconds_unless_it_fails(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, STAGES_LOGGER)
+    with pytest.raises(ValueError, match="broken"), logged_stage("The engine is warm"):
+        raise ValueError("broken")
+    assert caplog.messages == []
+    with logged_stage("The engine is warm"):
+        time.sleep(0.1)
+    assert re.fullmatch(r"The engine is warm: \d+\.\d s", caplog.messages[0])
+    assert float(caplog.messages[0].split()[-2]) >= 0.1
 
 
 def test_each_line_is_shown_once_and_only_when_it_is_whole(tmp_path: Path) -> None:
