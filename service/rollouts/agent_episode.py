@@ -101,9 +101,6 @@ ENDED_BY: dict[SessionLimit, SampleStatus] = {"max_calls": "max_turns", "max_tok
 class AgentEpisode(Episode):
     """All the state of one rollout that an agent plays. Its prompt is empty: the agent writes it."""
 
-    interruption_s = 5.0
-    """The agent ends within a second. Reading its record takes a few calls of the session store."""
-
     def __init__(
         self,
         identity: EpisodeIdentity,

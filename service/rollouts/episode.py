@@ -49,8 +49,9 @@ CUT_OFF_STATUSES = get_args(CutOff)
 class Episode:
     """All the state of one rollout."""
 
-    interruption_s = 1.0
-    """Seconds that an episode that is cut off waits for its tokens: a round trip to a busy replica."""
+    interruption_s = 5.0
+    """Seconds that an episode that is cut off waits for its tokens: for a step of its engine, or a change of weights.
+    An agent ends within one, and reading its record takes a few calls of the session store."""
 
     def __init__(
         self, identity: EpisodeIdentity, start: EpisodeStart, limits: EpisodeLimits, tokenizer: ChatTokenizer

@@ -104,11 +104,12 @@ class GeneratingLLM:
     def get_tokenizer(self) -> Any:
         return SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
 
-    async def abort(self, engine_ids: Sequence[str]) -> None:
+    async def abort(self, engine_ids: Sequence[str], internal: bool = False) -> None:
         self.aborted += engine_ids
 
-    async def call_utility_async(self, _method: str, engine_ids: Sequence[str]) -> None:
+    async def call_utility_async(self, _method: str, engine_ids: Sequence[str]) -> list[str]:
         self.ended.append(sorted(engine_ids))
+        return []
 
     async def generate(
         self, prompt: Any, _params: SamplingParams, _engine_id: str, **_options: Any

@@ -3,16 +3,17 @@
 vLLM's core sends the token of each request after each step with three arrays for its log-probability, and its front end
 spends most of its processor time on decoding those. `stream_interval` thins only what the front end hands on.
 
-Laws: what a request has generated at its end, whatever ends it, is what it would have without; each output has tokens
-of one version of the weights. Held tokens leave the core when a portion is full, the request ends, `end_requests` names
-it, or the engine pauses, as it does for each change of the weights. The first token of a request leaves at once, for
-vLLM's metrics of the time to it; those of the time between tokens count portions.
+Laws: what a request has generated at its end, whatever ends it but a failure of the engine, is what it would have
+without; each output has tokens of one version of the weights. Held tokens leave the core when a portion is full, the
+request ends, `end_requests` names it, or the engine pauses, as it does for each change of the weights. The first token
+of a request leaves at once, for vLLM's metrics of the time to it; those of the time between tokens count portions.
 
 Needed with vLLM 0.32; no upstream issue is known.
 """
 
 import asyncio
 import functools
+import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import chain, repeat
@@ -27,17 +28,19 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.engine.core import EngineCoreProc
-from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+logger = logging.getLogger("rollout_service.generation")
 PORTION = 32
 """Tokens of a request that leave the core together."""
 PORTION_WITH_STOPS = 4
 """Those of a request with stop strings, for which the front end looks: what follows one was computed in vain."""
-_ANSWER_S = 2.0
-"""An engine that does not answer for so long hangs, or computes a step that nobody waits for."""
+_ANSWER_S = 4.0
+"""An engine answers between two steps. One that does not for so long hangs, or computes what nobody waits for."""
+_MOST_SHARED_COLUMNS = 2
+"""Log-probabilities of more columns are copied: held rows of a few requests would keep those of all in memory."""
 
 
 class _StepLogprobs:
@@ -47,10 +50,13 @@ class _StepLogprobs:
         self._lists = lists
 
     def slice_request(self, index: int, tokens: int) -> Any:
-        """The rows of a request: the step's arrays, the first row and the one after the last."""
-        starts = self._lists.cu_num_generated_tokens
+        """The rows of a request: arrays, the first row in them and the one after the last."""
+        lists, starts = self._lists, self._lists.cu_num_generated_tokens
         first = index if starts is None else starts[index]
-        return self._lists, first, first + tokens
+        if lists.logprobs.shape[1] <= _MOST_SHARED_COLUMNS:
+            return lists, first, first + tokens
+        ids, logprobs, ranks = (rows[first : first + tokens].copy() for rows in lists[:3])
+        return LogprobsLists(ids, logprobs, ranks), 0, tokens
 
 
 class _HoldsOutputs(Scheduler):
@@ -75,6 +81,8 @@ class _HoldsOutputs(Scheduler):
         request, held = self.requests.get(output.request_id), self._held[output.request_id]
         held.append(output)
         if request is not None and _has_tokens_alone(output) and len(held) < _portion_of(request):
+            if output.routed_experts is not None:
+                output.routed_experts = output.routed_experts.copy()  # It may be a view of those of the whole step.
             return None
         return _joined(self._held.pop(output.request_id))
 
@@ -170,10 +178,15 @@ def _release(core: Any, request_ids: list[str] | None = None) -> None:
         core.output_queue.put_nowait((client, released))
 
 
-def _end_requests(core: Any, request_ids: list[str]) -> None:
-    """Aborts requests; their last outputs have all tokens that they have generated."""
+def _end_requests(core: Any, request_ids: list[str]) -> list[str]:
+    """Aborts requests; their last outputs have all tokens that they have generated.
+
+    Returns those that have generated none. They have no last output, by which vLLM's metrics would count a first token.
+    """
     _release(core, request_ids)
-    core._send_abort_outputs(core.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED))
+    ended = core.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+    core._send_abort_outputs([request for request in ended if request.num_output_tokens])
+    return [request.request_id for request in ended if not request.num_output_tokens]
 
 
 def hold_outputs(config: VllmConfig) -> None:
@@ -206,13 +219,15 @@ class PortionLogprobs(LogprobsProcessor):
 async def end_requests(llm: Any, request_ids: Iterable[str]) -> None:
     """Ends requests of an `AsyncLLM` as its `abort` does, with all tokens that its core has generated.
 
-    From a core that is dead or does not answer, with those that have left it.
+    From a core that is dead, refuses or does not answer, with those that have left it.
     """
-    names = list(request_ids)
-    named = llm.output_processor.external_req_ids
+    named, names = llm.output_processor.external_req_ids, list(request_ids)
+    ids = [one for name in names for one in named.get(name, ())]
     try:
         async with asyncio.timeout(_ANSWER_S):
-            ids = [one for name in names for one in named.get(name, ())]
-            await llm.engine_core.call_utility_async("end_requests", ids)
-    except (TimeoutError, EngineDeadError):
+            without_tokens = await llm.engine_core.call_utility_async("end_requests", ids) if ids else []
+    except Exception as error:  # noqa: BLE001 - vLLM raises a bare one for what its core refuses
+        logger.warning("The engine's core did not end its requests, which may lose their last tokens: %r", error)
         await llm.abort(names)
+    else:
+        await llm.abort(without_tokens, internal=True)

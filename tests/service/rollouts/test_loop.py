@@ -189,10 +189,10 @@ def test_at_the_deadline_a_generation_gives_its_tokens_so_far(
 
 
 @pytest.mark.parametrize(
-    ("keep", "cut"), [(KEEP_ALL, (7.0, "deadline", ["QQ"])), (Keep(per_group=1), (5.0, "cancelled", ["QQ"]))]
+    ("keep", "cut"), [(KEEP_ALL, (11.0, "deadline", ["QQ"])), (Keep(per_group=1), (9.0, "cancelled", ["QQ"]))]
 )
 @virtual_time.test
-async def test_tokens_that_do_not_come_are_waited_for_only_a_second(
+async def test_tokens_that_do_not_come_are_waited_for_only_five_seconds(
     keep: Keep, cut: tuple[float, str, list[str]]
 ) -> None:
     generator = ScriptedGenerator(["abcdefghij"], ignores_interrupts=True)

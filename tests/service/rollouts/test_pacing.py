@@ -108,7 +108,7 @@ class NotingGenerator(ScriptedGenerator):
     """Counts the generations that begin, and are interrupted or cancelled, by iteration of the event loop."""
 
     def __init__(self, ignores_interrupts: bool) -> None:
-        super().__init__(["A"], delay_s=3.0, ignores_interrupts=ignores_interrupts)
+        super().__init__(["A"], delay_s=60.0, ignores_interrupts=ignores_interrupts)
         self.begun, self.asked, self.cut = Counter[int](), Counter[int](), Counter[int]()
 
     def interrupt(self, rollout_id: str) -> bool:

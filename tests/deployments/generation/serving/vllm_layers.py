@@ -77,11 +77,12 @@ class ScriptedCore:
     async def is_tracing_enabled(self) -> bool:
         return False
 
-    async def abort(self, engine_ids: Sequence[str]) -> None:
+    async def abort(self, engine_ids: Sequence[str], internal: bool = False) -> None:
         self._aborted.update(engine_ids)
 
-    async def call_utility_async(self, _method: str, engine_ids: Sequence[str]) -> None:
+    async def call_utility_async(self, _method: str, engine_ids: Sequence[str]) -> list[str]:
         await self.abort(engine_ids)
+        return []
 
     async def abort_all(self) -> None:
         await self.abort([*self._running])

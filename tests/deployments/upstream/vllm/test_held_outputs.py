@@ -187,9 +187,8 @@ class Engine:
 
     def interrupt(self, names: list[str]) -> None:
         if self.holds:
-            self.core.end_requests(names)  # type: ignore[attr-defined]
-        else:
-            self.core.abort_requests(self.front.abort_requests(names, internal=True))
+            names = self.core.end_requests(names)  # type: ignore[attr-defined]
+        self.core.abort_requests(self.front.abort_requests(names, internal=True))
         self.deliver()
 
     def update(self, mode: Any) -> None:
@@ -286,18 +285,28 @@ def test_vllm_itself_holds_nothing_and_thins_streams_in_its_front_end(holds: boo
     assert [len(output.new_token_ids) for message in engine.messages for output in message.outputs] == [1] * 9
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_request_that_ends_before_its_first_token_is_in_no_message(is_async: bool) -> None:
+    engine = Engine(is_async, holds=True)
+    engine.add("a", 5, params_of(9))
+    engine.interrupt(["a"])
+    output: Any = engine.results["a"].get_nowait()
+    assert (output.finished, output.outputs[0].token_ids, engine.messages) == (True, [], [])
+
+
 class MuteCore(GeneratingLLM):
     def __init__(self, answer: Exception | None) -> None:
         super().__init__()
         self.answer = answer
 
-    async def call_utility_async(self, _method: str, _engine_ids: Sequence[str]) -> None:
+    async def call_utility_async(self, _method: str, _engine_ids: Sequence[str]) -> list[str]:
         if self.answer is not None:
             raise self.answer
         await asyncio.Event().wait()
+        return []
 
 
-@pytest.mark.parametrize("answer", [None, EngineDeadError()])
+@pytest.mark.parametrize("answer", [None, EngineDeadError(), Exception("Server shutting down")])
 @runs
 async def test_requests_of_a_core_that_does_not_answer_end_all_the_same(answer: Exception | None) -> None:
     llm = MuteCore(answer)
