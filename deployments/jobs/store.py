@@ -24,8 +24,9 @@ from deployments.jobs.registry import JobRegistry, JobsSettings
 from deployments.storage.storage import EntryName, Storage, StoredRecord
 from deployments.storage.stored_state import Planned, StoreReplica
 
-POLL_S = 1.0
-"""How long a poll waits for commands: an ingress replica calls again at once, and each call keeps its lease."""
+POLL_S, POLLS_A_LEASE = 2.0, 2.5
+"""How long a poll waits for commands, and how often at least within a lease: an ingress replica calls again at once, and
+each call keeps its lease. A call costs both sides some milliseconds, also of a service that is idle."""
 COMMANDS = ""
 Result = TypeVar("Result")
 
@@ -91,11 +92,11 @@ class JobStore(StoreReplica[JobRegistry]):
     # Called by an ingress replica for itself.
 
     async def poll(self, owner: str, playing: Collection[str]) -> JobCommands:
-        """Waits at most `POLL_S` seconds for some."""
+        """Waits at most `POLL_S` seconds for some, less where leases are short."""
         registry = await self._state.started()
         commands = registry.poll(owner, playing, _now())
         if not (commands.lost or commands.waiting):
-            await self._wait(COMMANDS, POLL_S)
+            await self._wait(COMMANDS, min(POLL_S, self._settings.lease_s / POLLS_A_LEASE))
             commands = registry.poll(owner, playing, _now())
         return commands
 
