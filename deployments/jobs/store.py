@@ -25,8 +25,8 @@ from deployments.storage.storage import EntryName, Storage, StoredRecord
 from deployments.storage.stored_state import Planned, StoreReplica
 
 POLL_S, POLLS_A_LEASE = 2.0, 2.5
-"""How long a poll waits for commands, and how often at least within a lease: an ingress replica calls again at once, and
-each call keeps its lease. A call costs both sides some milliseconds, also of a service that is idle."""
+"""How long a poll waits for commands, and how often it comes at least within a lease: an ingress replica calls again at
+once, and each call keeps its lease. A call costs both sides some milliseconds, also of a service that is idle."""
 COMMANDS = ""
 Result = TypeVar("Result")
 
