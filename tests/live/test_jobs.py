@@ -6,9 +6,10 @@ The engine is a simulated one, whose tokens depend on the prompt alone: what is 
 import json
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import psutil
@@ -32,6 +33,7 @@ TURNS = sum(range(LEAST_TURNS, LEAST_TURNS + GROUPS))
 """Each group has one turn more than the one before it: they end one after the other."""
 OPTIONS: dict[str, Any] = {"sampling": {"max_new_tokens": 4, "greedy": True}, "max_rollout_turns": 100}
 UNTIL_S = 180.0
+Answer = TypeVar("Answer")
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +86,18 @@ def until_all_ingresses_are_there(client: RolloutClient) -> None:
     client.wait_until_ready(UNTIL_S)
 
 
+def one_after_another(threads: ThreadPoolExecutor, call: Callable[[], Answer], count: int) -> "list[Future[Answer]]":
+    """Calls of which each replica gets some.
+
+    Serve gives each replica half of what is open, but a burst to the one whose queue it has asked for already.
+    """
+    calls: list[Future[Answer]] = []
+    for _ in range(count):
+        calls.append(threads.submit(call))
+        time.sleep(0.2)
+    return calls
+
+
 def body_of(about: str, gate: Path) -> str:
     posted = [sample.model_dump(exclude_unset=True) for sample in samples(about, gate)]
     return json.dumps({"samples": posted, **OPTIONS})
@@ -115,7 +129,7 @@ def test_a_request_at_both_replicas_is_played_once_also_if_one_is_killed(
     before = generations()
     gate.touch()
     with ThreadPoolExecutor(6) as threads:
-        posted = [threads.submit(post) for _ in range(6)]
+        posted = one_after_another(threads, post, 6)
         until(lambda: generations() - before > TURNS / 4, "a fourth of the turns is played")
         player().kill()
         gate.unlink()
@@ -156,9 +170,8 @@ def test_a_broken_stream_of_events_goes_on_at_the_other_replica(
             return events
         return events
 
-    # Serve gives each replica half of what is open: of these, both have some.
     with ThreadPoolExecutor(12) as threads:
-        streams = [threads.submit(events_of_one_stream, 0) for _ in range(8)]
+        streams = one_after_another(threads, partial(events_of_one_stream, 0), 8)
         followed = [threads.submit(lambda: list(client.jobs.events(job_id))) for _ in range(4)]
         until(lambda: client.jobs.status(job_id).last_event >= 2, "two groups have ended")
         player().kill()
