@@ -24,6 +24,7 @@ from typing import Annotated, Any
 
 import typer
 import yaml
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress, track
 from rich.table import Column, Table
@@ -260,7 +261,7 @@ def report(measured: Rounds, added_ms: Mapping[str, float], output: Path) -> Non
     table = Table(
         Column("", no_wrap=True), *WAYS, "C/A", "C/B", "B, ms", "C, ms", "C/B",
         title="Samples x turns x new tokens: tokens per second; processor time outside the engine per turn; medians",
-        caption="; ".join(f"{way}: {name}" for way, name in WAYS.items()),
+        caption="; ".join(f"{way}: {name}" for way, name in WAYS.items()), box=SIMPLE_HEAD, padding=(0, 1, 0, 0),
     )  # fmt: skip
     for name, values in tokens_per_s.items():
         table.add_row(

@@ -115,7 +115,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         is_current = asyncio.create_task(self._commands.is_current.wait())
         with logs.logged_stage("The current weights are loaded"):
             await asyncio.wait((self._running_commands, is_current), return_when=asyncio.FIRST_COMPLETED)
-        await self.check_health()
+            await self.check_health()
         call_at_shutdown(self.drain)
 
     async def answer(self) -> None:
