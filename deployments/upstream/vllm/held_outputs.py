@@ -8,6 +8,8 @@ without; each output has tokens of one version of the weights. Held tokens leave
 request ends, `end_requests` names it, or the engine pauses, as it does for each change of the weights. The first token
 of a request leaves at once, for vLLM's metrics of the time to it; those of the time between tokens count portions.
 
+A request of which a token is held and that only goes on takes a short way through the scheduler, half of its time.
+
 Needed with vLLM 0.32; no upstream issue is known.
 """
 
@@ -16,6 +18,7 @@ import functools
 import logging
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from typing import Any
 
@@ -23,10 +26,12 @@ import numpy as np
 from vllm.config import VllmConfig
 from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.engine import EngineCoreEvent, EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
@@ -59,32 +64,102 @@ class _StepLogprobs:
         return LogprobsLists(ids, logprobs, ranks), 0, tokens
 
 
+@dataclass(slots=True)
+class _Held:
+    """Tokens that a request has made since its last portion left, and what belongs to them, by step."""
+
+    token_ids: list[int] = field(default_factory=list)
+    rows: list[Any] = field(default_factory=list)
+    """Log-probabilities, as `_StepLogprobs` has them."""
+    routed_experts: list[np.ndarray] = field(default_factory=list)
+    events: list[EngineCoreEvent] = field(default_factory=list)
+    more: int = 0
+    """How many tokens may follow that only go on: then it ends, a portion is full, or vLLM is to look at each."""
+    ends: frozenset[int | None] = frozenset()
+    """The tokens that end it."""
+
+    def add(self, output: EngineCoreOutput) -> None:
+        self.token_ids += output.new_token_ids
+        self.events += output.events or ()
+        if output.new_logprobs is not None:
+            self.rows.append(output.new_logprobs)
+        if output.routed_experts is not None:
+            self.routed_experts.append(output.routed_experts.copy())  # It may be a view of those of the whole step.
+
+    def leave(self, output: EngineCoreOutput) -> EngineCoreOutput:
+        """The output, with all that is held."""
+        output.new_token_ids, output.events = self.token_ids, self.events or None
+        output.new_logprobs = _joined_rows(self.rows) if self.rows else None
+        output.routed_experts = np.concatenate(self.routed_experts) if self.routed_experts else None
+        return output
+
+
 class _HoldsOutputs(Scheduler):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         _let_core_release()
-        self._held: defaultdict[str, list[EngineCoreOutput]] = defaultdict(list)
-        """By request, what has left none of its tokens yet; their `new_logprobs` are those of `_StepLogprobs`."""
+        _fill_blocks_without_search(self.kv_cache_manager)
+        self._held: defaultdict[str, _Held] = defaultdict(_Held)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         if model_runner_output.logprobs is not None:
             model_runner_output.logprobs = _StepLogprobs(model_runner_output.logprobs)  # type: ignore[assignment]
+        if self._makes_tokens_alone(scheduler_output, model_runner_output):
+            others = self._hold_next_tokens(scheduler_output.num_scheduled_tokens, model_runner_output)
+            scheduler_output = replace(scheduler_output, num_scheduled_tokens=others)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for of_client in outputs.values():
-            of_client.outputs = [ready for output in of_client.outputs if (ready := self._ready(output)) is not None]
+            of_client.outputs = [output for output in of_client.outputs if self._leaves(output)]
         return outputs
 
-    def _ready(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
-        """The output with those that were held before it; `None` if it is held too."""
+    def _makes_tokens_alone(self, step: SchedulerOutput, made: ModelRunnerOutput) -> bool:
+        """Whether a step has made a token for each request, with log-probabilities, and nothing else."""
+        return bool(made.sampled_token_ids) and not (
+            step.scheduled_spec_decode_tokens
+            or made.pooler_output
+            or made.prompt_logprobs_dict
+            or made.prompt_token_id_logprobs_dict
+            or made.kv_connector_output
+            or made.num_nans_in_logits
+            or self.aux_output_connector
+            or self.return_sampling_mask
+            or (self.perf_metrics and self.perf_metrics.is_enabled())
+        )
+
+    def _hold_next_tokens(self, scheduled: dict[str, int], made: ModelRunnerOutput) -> dict[str, int]:
+        """Holds the tokens of requests that go on, in a third of the time that vLLM takes; returns the others."""
+        others: dict[str, int] = {}
+        for request_id, tokens in scheduled.items():
+            held, request = self._held.get(request_id), self.requests.get(request_id)
+            row = made.req_id_to_index[request_id]
+            sampled = made.sampled_token_ids[row]
+            if held is None or request is None or not _goes_on(request, held, sampled):
+                others[request_id] = tokens
+                continue
+            request.num_in_flight_tokens -= tokens
+            self._update_request_with_output(request, sampled)
+            held.more -= 1
+            held.token_ids += sampled
+            if held.rows and made.logprobs is not None:
+                held.rows.append(made.logprobs.slice_request(row, 1))
+        return others
+
+    def _leaves(self, output: EngineCoreOutput) -> bool:
+        """Whether an output leaves, which then has what is held; it is held itself otherwise."""
         request, held = self.requests.get(output.request_id), self._held[output.request_id]
-        held.append(output)
-        if request is not None and _has_tokens_alone(output) and len(held) < _portion_of(request):
-            if output.routed_experts is not None:
-                output.routed_experts = output.routed_experts.copy()  # It may be a view of those of the whole step.
-            return None
-        return _joined(self._held.pop(output.request_id))
+        held.add(output)
+        if request is not None and request.sampling_params is not None and _has_tokens_alone(output):
+            params, missing = request.sampling_params, _portion_of(request) - len(held.token_ids)
+            if missing > 0:
+                to_end = min(request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens)
+                is_plain = not (request.structured_output_request or request.mm_features or params.repetition_detection)
+                held.more = min(missing, to_end) - 1 if is_plain else 0
+                held.ends = frozenset((params.eos_token_id, *(params.stop_token_ids or ())))
+                return False
+        self._held.pop(output.request_id).leave(output)
+        return True
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Request]:
         ended = super().finish_requests(request_ids, finished_status)
@@ -96,8 +171,10 @@ class _HoldsOutputs(Scheduler):
         """The outputs held for these requests, or for all, by client. They are held no longer."""
         by_client: dict[int, list[EngineCoreOutput]] = {}
         for request_id in list(self._held) if request_ids is None else request_ids:
-            if held := self._held.pop(request_id, []):
-                by_client.setdefault(self.requests[request_id].client_index, []).append(_joined(held))
+            if held := self._held.pop(request_id, None):
+                request = self.requests[request_id]
+                output = EngineCoreOutput(request_id, [], num_nans_in_logits=request.num_nans_in_logits)
+                by_client.setdefault(request.client_index, []).append(held.leave(output))
         return by_client
 
 
@@ -116,6 +193,17 @@ def _portion_of(request: Request) -> int:
     return PORTION_WITH_STOPS if params.stop else PORTION
 
 
+def _goes_on(request: Request, held: _Held, sampled: list[int]) -> bool:
+    """Whether one token follows that ends neither the request nor a portion, and nothing else is to be told."""
+    return (
+        held.more > 0
+        and len(sampled) == 1
+        and sampled[0] not in held.ends
+        and request.status == RequestStatus.RUNNING
+        and not (request.num_stale_output_tokens or request.events)
+    )
+
+
 def _has_tokens_alone(output: EngineCoreOutput) -> bool:
     """Whether the output has what is joined to that of other steps, and nothing beside it."""
     return (
@@ -126,19 +214,6 @@ def _has_tokens_alone(output: EngineCoreOutput) -> bool:
     )
 
 
-def _joined(outputs: list[EngineCoreOutput]) -> EngineCoreOutput:
-    """The outputs of a request as one."""
-    last = outputs[-1]
-    rows = [output.new_logprobs for output in outputs if output.new_logprobs is not None]
-    last.new_logprobs = _joined_rows(rows) if rows else None
-    if len(outputs) > 1:
-        last.new_token_ids = [token_id for output in outputs for token_id in output.new_token_ids]
-        last.events = [event for output in outputs for event in output.events or ()] or None
-        experts = [output.routed_experts for output in outputs if output.routed_experts is not None]
-        last.routed_experts = np.concatenate(experts) if experts else None
-    return last
-
-
 def _joined_rows(rows: list[Any]) -> LogprobsLists:
     """As many columns as the narrowest step has: those are there for other requests of a step that has more."""
     width = min(lists.logprobs.shape[1] for lists, _, _ in rows)
@@ -147,6 +222,29 @@ def _joined_rows(rows: list[Any]) -> LogprobsLists:
         np.concatenate([lists.logprobs[first:end, :width] for lists, first, end in rows]),
         np.concatenate([lists.sampled_token_ranks[first:end] for lists, first, end in rows]),
     )
+
+
+def _fill_blocks_without_search(manager: KVCacheManager) -> None:
+    """Gives the next token of a request the place after its last one, which is its own within a block of the cache.
+
+    vLLM looks at each token for blocks to free, allocate and remember, for three quarters of its scheduler's time.
+    The first and last place of a block are left to it, and all caches but those of full attention.
+    """
+    managers = manager.coordinator.single_type_managers
+    if any(type(of_group) is not FullAttentionManager for of_group in managers):
+        return
+    sizes, allocate_slots = {of_group.block_size for of_group in managers}, manager.allocate_slots
+
+    @functools.wraps(allocate_slots)
+    def fill_or_allocate(request: Request, num_new_tokens: int, num_lookahead_tokens: int = 0, **options: Any) -> Any:
+        if num_new_tokens == 1 and not num_lookahead_tokens and not options:
+            place = request.num_computed_tokens
+            if all(0 < place % size < size - 1 for size in sizes):
+                return manager.empty_kv_cache_blocks
+        return allocate_slots(request, num_new_tokens, num_lookahead_tokens=num_lookahead_tokens, **options)
+
+    patched: Any = manager
+    patched.allocate_slots = fill_or_allocate
 
 
 def _let_core_release() -> None:

@@ -204,6 +204,17 @@ class Engine:
         while self.core.has_work():
             self.step()
 
+    def blocks(self) -> list[Any]:
+        """Of each group of the cache: those of each request by number, and how many of them others can find."""
+        managers = self.core.scheduler.kv_cache_manager.coordinator.single_type_managers  # type: ignore[attr-defined]
+        return [
+            (
+                {name: [block.block_id for block in blocks] for name, blocks in of_group.req_to_blocks.items()},
+                dict(of_group.num_cached_block),
+            )
+            for of_group in managers
+        ]
+
     def generated(self) -> dict[str, Any]:
         outputs: dict[str, Any] = {name: result.get_nowait() for name, result in self.results.items()}
         return {
@@ -242,6 +253,7 @@ def test_what_is_generated_does_not_depend_on_what_is_held(is_async: bool, reque
                     engine.interrupt([names[place] for place in of_action if place < len(names)])
                 case "update":
                     engine.update(of_action)
+        assert holding.blocks() == plain.blocks()
     for engine in engines:
         engine.finish()
     assert holding.generated() == plain.generated()
