@@ -33,6 +33,8 @@ from service.services import Handle, Handles, build_services
 from service.settings import ServiceSettings
 from service.tracing.spans import TracedRollouts, TracingMiddleware, tracer_of
 
+listen_on_own_port()  # Serve loads this module before it makes the replica, whose metrics depend on who listens.
+
 
 def http_options() -> HttpOptions | None:
     """Options of the running Serve; `None` where none runs. Blocks."""
@@ -51,7 +53,6 @@ class Ingress:
         logs.configure()
         install()
         leave_torch_out()
-        listen_on_own_port()
         options = await asyncio.to_thread(http_options)
         assert options is not None
         refuse_exposed(settings.access, options)

@@ -33,8 +33,13 @@ from tenacity import Retrying, retry, retry_if_exception_type, stop_after_attemp
 from deployments.logs import serve_logs_folder, session_folder
 from deployments.policy.cluster import cluster_weights_folder
 from deployments.storage.databases import cluster_folder
-from deployments.upstream.ray_serve.direct_ingress import PORT_LABEL, VARIABLES, own_address
-from deployments.upstream.ray_serve.serve_internals import application_states, read_environment_again, route_in_own_loop
+from deployments.upstream.ray_serve.direct_ingress import PORT_LABEL, own_address
+from deployments.upstream.ray_serve.serve_internals import (
+    application_states,
+    fewer_processes,
+    read_environment_again,
+    route_in_own_loop,
+)
 from deployments.workers.cleanup import free_left_over, remove_left_over
 from service.access.access_control import HAPROXY
 from service.startup.config import APP_BUILDER, ServiceNotStarted
@@ -169,23 +174,23 @@ def _start_ray(port: int) -> None:
     labels = None
     if os.environ.get(HAPROXY) != "1":
         labels = {PORT_LABEL: str(port)}
-        os.environ.update(VARIABLES)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Serve says after so many seconds what a replica that has not started waits for.
     os.environ.setdefault("RAY_SERVE_SLOW_STARTUP_WARNING_S", "5")
     os.environ.setdefault("RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S", "5")
     require_cluster_token()
     try:
-        _TRIES(
-            ray.init,
-            address="local",
-            namespace="serve",
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=OBJECT_STORE_BYTES,
-            labels=labels,
-        )
+        with fewer_processes():
+            _TRIES(
+                ray.init,
+                address="local",
+                namespace="serve",
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=OBJECT_STORE_BYTES,
+                labels=labels,
+            )
     except Exception as error:  # Ray raises a bare one.
         raise ServiceNotStarted(f"Ray did not start: {error}") from error
 

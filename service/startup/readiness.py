@@ -6,11 +6,12 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 
+from ray.serve.config import ProxyLocation
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview, ServeDeploySchema
 
-from deployments.upstream.ray_serve.direct_ingress import own_port, proxy_port
+from deployments.upstream.ray_serve.direct_ingress import own_port
 from deployments.upstream.ray_serve.serve_internals import application_states, deploy_apps
-from service.startup.config import ServiceNotStarted, free_port
+from service.startup.config import ServiceNotStarted
 
 _ROOM_TIMEOUT_S = 180.0
 """How long a deployment may wait for cores or GPUs before the start is given up.
@@ -37,15 +38,9 @@ _RAY_FRAME = re.compile(r'^  File "[^"]*/site-packages/ray/.*\n(?:    .*\n)*', r
 def deploy(config: ServeDeploySchema) -> None:
     """Starts Serve, or changes what it runs, and returns before the deployments are ready."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    deploy_apps(_behind_the_port(config))
-
-
-def _behind_the_port(config: ServeDeploySchema) -> ServeDeploySchema:
-    """The config for Serve, whose own proxy listens elsewhere where the ingress replicas have the port."""
-    if own_port() is None:
-        return config
-    http_options = config.http_options.model_copy(update={"port": proxy_port() or free_port()})
-    return config.model_copy(update={"http_options": http_options})
+    if own_port() is not None:
+        config = config.model_copy(update={"proxy_location": ProxyLocation.Disabled})
+    deploy_apps(config)
 
 
 def deployments_not_ready(config: ServeDeploySchema) -> Iterator[str]:

@@ -3,13 +3,14 @@
 Where one machine serves, its ingress replicas need no proxy before them.
 
 With `RAY_SERVE_ENABLE_DIRECT_INGRESS`, Serve gives each ingress replica a port of a range, where HAProxy finds it, and
-its Python proxy listens on the port of the config. A request takes milliseconds longer through that.
+runs its Python proxy all the same, through which a request takes milliseconds longer. Without a proxy its replicas
+listen nowhere.
 
 Needed with Ray 2.60; no upstream issue is known: Serve has no public way to choose the port of a replica, and none to
 its own options.
 """
 
-from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import ray
@@ -21,12 +22,6 @@ from rollout_env import ModelUnavailable
 
 PORT_LABEL = "rollout-service-port"
 """A label of the node of a service whose ingress replicas listen on its port."""
-VARIABLES: Mapping[str, str] = {
-    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1",
-    # Seconds that a replica that stops goes on, for a balancer to notice that it does.
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
-}
-"""Environment variables of such a service, which Ray reads when it starts."""
 _ALL_INTERFACES = (None, "0.0.0.0", "::", "")
 
 
@@ -39,13 +34,16 @@ def own_port() -> int | None:
 
 
 def listen_on_own_port() -> None:
-    """Has Serve's server of this replica listen on `own_port`, beside other replicas of the machine.
+    """Has an ingress replica that Serve makes in this process listen on `own_port`, beside others of the machine.
 
     Does nothing where there is none. Linux divides the connections among the replicas that listen.
     """
     if (port := own_port()) is None:
         return
     module: Any = replica
+    module.RAY_SERVE_ENABLE_DIRECT_INGRESS = True
+    module.RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S = 0  # No balancer has to notice that a replica stops.
+    module.ProxyLocation = SimpleNamespace(Disabled=None)  # No proxy is no reason to listen nowhere.
     start = module.start_asgi_http_server
 
     async def start_there(app: Any, options: HTTPOptions, *, event_loop: Any, **_: bool) -> Any:
@@ -57,19 +55,6 @@ def listen_on_own_port() -> None:
 
 def running_http_options() -> HTTPOptions | None:
     """The options of the Serve that runs, with the port of the service; `None` where none does. Blocks."""
-    options = _options_of_proxies()
-    if options is None or (port := own_port()) is None:
-        return options
-    return options.model_copy(update={"port": port})
-
-
-def proxy_port() -> int | None:
-    """The port of Serve's own proxy; `None` where no Serve runs. Blocks."""
-    options = _options_of_proxies()
-    return None if options is None else options.port
-
-
-def _options_of_proxies() -> HTTPOptions | None:
     client = serve.context._get_global_client(raise_if_no_controller_running=False)
     return None if client is None else client.http_config
 

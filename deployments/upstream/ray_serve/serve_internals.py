@@ -1,17 +1,21 @@
-"""Private parts of Ray and Ray Serve: Serve's own calls, log and `print`, and Ray's configuration and resources.
+"""Private parts of Ray and Ray Serve: Serve's own calls, log and `print`, and Ray's processes, settings, resources.
 
 Needed with Ray 2.60; no upstream issue is known. Serve has no public way to start without deploying; its `cancel`
 leaves a call alone that was handed to a replica just before; and its log and `print` get in the way of the logs of a
-replica. Ray has no public way to the resources of this machine, to nodes that leave, or to its configuration.
+replica. Ray has no public way to the resources of this machine, to nodes that leave, or to its configuration, and none
+to a cluster of one machine without dashboard, autoscaler and log monitor.
 """
 
 import builtins
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from logging.handlers import MemoryHandler
 from typing import Any
 
 import ray
 from ray import _raylet, serve
+from ray._private.node import Node
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray.serve._private.api import serve_start
 from ray.serve._private.constants import SERVE_LOGGER_NAME
@@ -67,6 +71,23 @@ def application_states() -> dict[str, ApplicationStatusOverview]:
         )
         for app in (client.list_serve_statuses() if client else ())
     }
+
+
+@contextmanager
+def fewer_processes() -> Iterator[None]:
+    """Has a Ray that starts in the block do without what only clusters and drivers need: it starts in half of the time.
+
+    Without the autoscaler, the server of the dashboard, which also runs without its pages, and the process that passes
+    the logs of workers on to drivers.
+    """
+    unused = {name: getattr(Node, name) for name in ("start_monitor", "start_api_server", "start_log_monitor")}
+    for name in unused:
+        setattr(Node, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name, start in unused.items():
+            setattr(Node, name, start)
 
 
 def read_environment_again() -> None:

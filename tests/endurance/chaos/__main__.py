@@ -3,7 +3,7 @@
 The games have several turns each, are played greedily, and their right results are known from an undisturbed run. Their
 requests have an `Idempotency-Key`, with which they are posted again when a stream breaks. In each round one part of a
 running service gets SIGKILL: a generator replica, an engine's core or one of its workers, an environment replica, an
-ingress replica, the proxy, the policy store, the job store, Serve's controller. In rounds of the kinds `...-stopped` it
+ingress replica, the policy store, the job store, Serve's controller. In rounds of the kinds `...-stopped` it
 gets SIGSTOP in place of that, and hangs; in those of the kinds `...-drained` its deployment is scaled down to one
 replica, and up again. In those of the kinds `node` and `head` the service runs on three Ray nodes of this machine, and
 all processes of one get SIGKILL. It must hold in each round:

@@ -52,7 +52,6 @@ def is_engine_worker(process: psutil.Process) -> bool:
 KILLED = {
     "generator": replica_of("Generator"),
     "ingress": replica_of("Ingress"),
-    "proxy": Part(partial(command_contains, "ProxyActor")),
     "engine-core": Part(is_engine_core, "Generator"),
     "environment": replica_of(TASK_NAME),
     "store": replica_of("Policy"),

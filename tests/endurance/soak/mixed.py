@@ -9,8 +9,8 @@ one lives from the begin to the end, and its memory is measured. It must hold:
 
 - nothing grows: memory, descriptors, threads, shared memory, files, logs, tasks of asyncio, requests of the engines;
   `tests/endurance/growth.py` has the rule, `resources.py` the bounds;
-- every rollout comes back without an error, and its spans are right; only a stream that went through a killed proxy or
-  ingress replica breaks;
+- every rollout comes back without an error, and its spans are right; only a stream that went through a killed ingress
+  replica breaks;
 - when the load has ended, nothing runs any longer within `SETTLED_WITHIN_S`, and there are no more tasks than before;
 - at the end all replicas hold the version that was acknowledged last, and greedy rollouts have the log-probabilities
   that transformers computes with its weights.
@@ -49,9 +49,9 @@ from tests.endurance.soak.trainer import Trainer
 from tests.endurance.soak.version_times import VersionTimes
 
 REPLICAS = {"Ingress": 2, "Generator": 2, TASK_NAME: 2, "Policy": 1, "Jobs": 1, "Sessions": 1}
-KINDS = ("generator", "ingress", "environment", "store", "jobs", "proxy", "engine-core", "controller")
+KINDS = ("generator", "ingress", "environment", "store", "jobs", "engine-core", "controller")
 """The parts that are killed, in this order; a short run kills the first of them."""
-BREAK_STREAMS = {"ingress", "proxy"}
+BREAK_STREAMS = {"ingress"}
 BREAK_CALLS = BREAK_STREAMS | {"generator", "engine-core"}
 """A stream of the model server's API ends with the engine under it."""
 WARM_UP_S = 15.0

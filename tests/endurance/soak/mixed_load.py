@@ -77,7 +77,7 @@ class MixedLoad:
                     wrong = span_problems(result.message_log, self._times, begin, monotonic(), min_version)
                     self.problems += [f"{name}, rollout {result.idx}: {problem}" for problem in wrong]
         except StreamBroken:
-            # A stream goes through one ingress replica and the proxy, and ends with them.
+            # A stream goes through one ingress replica, and ends with it.
             self._check(name, results, len(results))
             self.ended["broken streams"] += 1
         else:

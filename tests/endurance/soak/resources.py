@@ -28,7 +28,6 @@ ROLES = {
     "ServeReplica:rollout:Sessions": "session store",
     "ServeReplica:rollout:": "environments",
     "ServeController": "serve",
-    "ProxyActor": "serve",
     "gcs_server": "ray",
     "raylet": "ray",
 }

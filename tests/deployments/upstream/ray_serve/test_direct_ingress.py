@@ -13,14 +13,22 @@ from starlette.responses import PlainTextResponse
 from deployments.upstream.ray_serve.direct_ingress import PORT_LABEL, listen_on_own_port, own_port
 from service.startup.config import free_port
 
+PATCHED = (
+    "start_asgi_http_server",
+    "RAY_SERVE_ENABLE_DIRECT_INGRESS",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S",
+    "ProxyLocation",
+)
+
 
 @pytest.fixture
 def labels(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Of the node; Serve's server is as it was after the test."""
+    """Of the node; Serve's replicas are as they were after the test."""
     found: dict[str, str] = {}
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_labels=lambda: found))
-    monkeypatch.setattr(replica, "start_asgi_http_server", replica.start_asgi_http_server)  # type: ignore[attr-defined]
+    for name in PATCHED:
+        monkeypatch.setattr(replica, name, getattr(replica, name))
     return found
 
 
@@ -51,9 +59,9 @@ def test_all_replicas_of_the_machine_listen_on_the_port_of_the_service(labels: d
 
 
 def test_where_a_proxy_listens_serve_chooses_the_ports(labels: dict[str, str]) -> None:
-    before = replica.start_asgi_http_server  # type: ignore[attr-defined]
+    before = [getattr(replica, name) for name in PATCHED]
     listen_on_own_port()
-    assert (own_port(), replica.start_asgi_http_server) == (None, before)  # type: ignore[attr-defined]
+    assert (own_port(), [getattr(replica, name) for name in PATCHED]) == (None, before)
     labels["another"] = "label"
     assert own_port() is None
 
