@@ -89,17 +89,13 @@ def test_where_strangers_could_reach_it_the_application_is_not_built(monkeypatch
     build(guarded)
 
 
-@pytest.mark.parametrize(("labels", "port"), [({}, 24817), ({"rollout-service-port": "8000"}, 8000)])
-def test_the_service_listens_where_serve_and_the_label_of_its_node_say(
-    labels: dict[str, str], port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_service_listens_where_serve_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert http_options() is None, "nothing listens without a Serve that runs"
     build(EVERYTHING)
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    client = SimpleNamespace(http_config=WITH_TLS.model_copy(update={"port": 24817}))
+    client = SimpleNamespace(http_config=WITH_TLS)
     monkeypatch.setattr(serve.context, "_get_global_client", lambda **_: client)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_labels=lambda: labels))
-    assert http_options() == WITH_TLS.model_copy(update={"port": port})
+    assert http_options() == WITH_TLS
 
 
 @pytest.mark.parametrize(

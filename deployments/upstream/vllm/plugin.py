@@ -17,7 +17,9 @@ Both are needed with vLLM 0.32; no upstream issue is known.
 """
 
 import functools
+import gc
 from collections.abc import Iterable
+from multiprocessing import current_process
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +49,19 @@ def install() -> None:
     _leave_output_layer_without_adapters(model_manager)
     if current_platform.is_cpu():
         cpu_build.install()
+
+
+class _Collector:
+    """Becomes a call of `gc.set_threshold` where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return gc.set_threshold, gc.get_threshold()
+
+
+def pass_collector_on() -> None:
+    """Has processes that this one spawns collect garbage as seldom as it does, from before they import the engine."""
+    process: Any = current_process()
+    process._config["collector"] = _Collector()  # Unpickled before what the process is to call.
 
 
 def install_in_servers(requests: "Sequence[type[BaseModel]]", with_messages: "Sequence[type[BaseModel]]") -> None:
