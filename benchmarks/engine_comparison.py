@@ -5,7 +5,7 @@ The same rollouts are played in four ways, in alternating rounds:
 A. a loop over vLLM's `AsyncLLM`, in this process;
 H. the same loop over an engine that holds outputs, as the service's do;
 B. an asyncio loop over vLLM's OpenAI-compatible server, as a trainer would write it;
-C. `POST /rollout`, with an environment that only answers three tokens, behind HAProxy as on a cluster.
+C. `POST /rollout`, with an environment that only answers three tokens, as `make serve` comes.
 
 While one way plays, the processes of the others are suspended. Besides tokens per second, the CPU time per turn outside
 the engine's own processes is measured: for B of the server's front end and the client, for C of all processes of the
@@ -33,7 +33,7 @@ from transformers import AutoTokenizer
 from benchmarks.bare_engine import BareEngine, engine_in
 from benchmarks.openai_loop import OpenAILoop, openai_server
 from benchmarks.process_group import CpuTime, ProcessGroup, no_process_left
-from benchmarks.service_process import BEHIND_HAPROXY, NO_VARIABLES, service_process
+from benchmarks.service_process import service_process
 from benchmarks.workload import ONE_SAMPLE, SAMPLING, WORKLOADS, Workload, reply_ids
 from deployments.generation.settings import EngineSettings
 from rollout_client import RolloutClient, Sampling
@@ -78,7 +78,7 @@ def main(
     engine = engine_in(served)
     workloads = [workload for workload in WORKLOADS if not only or workload.name in only]
     with no_process_left(), contenders(engine, served, config.parent) as ways:
-        measured = play_rounds({way: ways[way] for way in WAYS}, workloads, rounds)
+        measured = play_rounds(ways, workloads, rounds)
         added_ms = added_latency_ms(ways)
         console.print("Stopping")
     report(measured, added_ms, output)
@@ -97,34 +97,26 @@ def contenders(engine: EngineSettings, served: dict[str, Any], folder: Path) -> 
             status.update("Starting the service")
             with (
                 closing(OpenAILoop(openai_url, engine.model)) as loop,
-                service_contender(served, folder, BEHIND_HAPROXY) as behind_haproxy,
+                service_contender(served, folder) as service,
             ):
-                rest(behind_haproxy)
-                status.update("Starting the service without a proxy")
-                with service_contender(served, folder) as direct:
-                    rest(direct)
-                    status.stop()
-                    yield {
-                        "A": Contender(bare_play(bare, reply), None),
-                        "H": Contender(bare_play(holding, reply), None),
-                        "B": Contender(openai_play(loop, reply), openai_processes),
-                        "C": behind_haproxy,
-                        "D": direct,
-                    }
+                rest(service)
+                status.stop()
+                yield {
+                    "A": Contender(bare_play(bare, reply), None),
+                    "H": Contender(bare_play(holding, reply), None),
+                    "B": Contender(openai_play(loop, reply), openai_processes),
+                    "C": service,
+                }
 
 
 @contextmanager
-def service_contender(
-    served: dict[str, Any], folder: Path, variables: Mapping[str, str] = NO_VARIABLES
-) -> Iterator[Contender]:
-    with rollout_service(served, folder, variables) as (url, processes), RolloutClient(url) as client:
+def service_contender(served: dict[str, Any], folder: Path) -> Iterator[Contender]:
+    with rollout_service(served, folder) as (url, processes), RolloutClient(url) as client:
         yield Contender(service_play(client), processes)
 
 
 @contextmanager
-def rollout_service(
-    served: dict[str, Any], folder: Path, variables: Mapping[str, str] = NO_VARIABLES
-) -> Iterator[tuple[str, ProcessGroup]]:
+def rollout_service(served: dict[str, Any], folder: Path) -> Iterator[tuple[str, ProcessGroup]]:
     """Runs the service with the comparison's environment alone, as `service_process` does."""
     served["http_options"]["port"] = free_port()
     served["applications"][0]["args"]["environments"] = {
@@ -135,7 +127,7 @@ def rollout_service(
     ]
     deployments.append({"name": "three_tokens", "num_replicas": 1, "ray_actor_options": {"num_cpus": 0.1}})
     served["applications"][0]["deployments"] = deployments
-    with service_process(served, folder, variables) as running:
+    with service_process(served, folder) as running:
         yield running
 
 
@@ -235,8 +227,8 @@ def rotated(ways: list[str], number: int) -> list[str]:
     return ways[first:] + ways[:first]
 
 
-def added_latency_ms(ways: dict[str, Contender]) -> dict[str, float]:
-    """Median latency of one sample of one turn, less that by the server, of each service; all are idle."""
+def added_latency_ms(ways: dict[str, Contender]) -> float:
+    """Median latency of one sample of one turn by the service, less that by the server; both are idle."""
     compared = [way for way, contender in ways.items() if contender.processes is not None]
     seconds: dict[str, list[float]] = {way: [] for way in compared}
     for round_ in track(range(SINGLE_ROUNDS), "One sample, one turn, idle", console=console):
@@ -248,11 +240,10 @@ def added_latency_ms(ways: dict[str, Contender]) -> dict[str, float]:
                     began = time.perf_counter()
                     ways[way].play(ONE_SAMPLE, prompts)
                     seconds[way].append(time.perf_counter() - began)
-    medians_ms = {way: 1000 * median(measured) for way, measured in seconds.items()}
-    return {way: round(ms - medians_ms["B"], 2) for way, ms in medians_ms.items() if way != "B"}
+    return round(1000 * (median(seconds["C"]) - median(seconds["B"])), 2)
 
 
-def report(measured: Rounds, added_ms: Mapping[str, float], output: Path) -> None:
+def report(measured: Rounds, added_ms: float, output: Path) -> None:
     tokens_per_s = medians(measured, lambda workload, round_: workload.all_tokens / round_.seconds)
     ms_per_turn = medians(measured, lambda workload, round_: 1000 * round_.processor_seconds / workload.all_turns)
     ratios = {name: values["C"] / values["B"] for name, values in tokens_per_s.items()}
@@ -273,17 +264,14 @@ def report(measured: Rounds, added_ms: Mapping[str, float], output: Path) -> Non
             f"{cpu_ratios[name]:.2f}",
         )
     console.print(table)
-    console.print(
-        f"One sample, one turn, idle: {added_ms['D']:.1f} ms more than vLLM's server without a proxy, as make serve "
-        f"comes, {added_ms['C']:.1f} ms behind HAProxy (medians)"
-    )
+    console.print(f"One sample, one turn, idle: {added_ms:.1f} ms more than vLLM's server (medians)")
     figures = {
         "ratios": rounded(ratios),
         "geometric_mean": round(geometric_mean(ratios.values()), 3),
         "ratios_to_engine": rounded(of_engine),
         "geometric_mean_to_engine": round(geometric_mean(of_engine.values()), 3),
         "processor_time_ratios": rounded(cpu_ratios),
-        "added_latency_ms": {"direct": added_ms["D"], "haproxy": added_ms["C"]},
+        "added_latency_ms": added_ms,
     }
     rounds = {
         workload.name: {

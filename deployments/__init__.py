@@ -5,4 +5,4 @@ A process that loads this looks for garbage seldom: the collector would take a f
 
 import gc
 
-gc.set_threshold(10_000, 10, 10)
+gc.set_threshold(10_000, 2, 10)

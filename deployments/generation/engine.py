@@ -50,7 +50,6 @@ from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 from deployments.protocols.weight_versions import refuse_other_version
 from deployments.upstream.vllm.engine_progress import EngineProgress, StepCounter
 from deployments.upstream.vllm.held_outputs import hold_outputs
-from deployments.upstream.vllm.plugin import pass_collector_on
 from deployments.upstream.vllm.token_texts import install_token_texts
 from deployments.upstream.vllm.weight_transfer import reject_unknown_backend
 
@@ -109,7 +108,6 @@ class VLLMEngine(Engine):
         config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
         _refuse_drafts(config)
         hold_outputs(config)
-        pass_collector_on()
         llm = AsyncLLM.from_vllm_config(
             config,
             usage_context=UsageContext.OPENAI_API_SERVER,

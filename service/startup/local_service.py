@@ -174,6 +174,7 @@ def _start_ray(port: int) -> None:
     labels = None
     if os.environ.get(HAPROXY) != "1":
         labels = {PORT_LABEL: str(port)}
+        os.environ["RAY_SERVE_ENABLE_DIRECT_INGRESS"] = "0"  # Serve's controller would start a proxy on the port.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Serve says after so many seconds what a replica that has not started waits for.
     os.environ.setdefault("RAY_SERVE_SLOW_STARTUP_WARNING_S", "5")

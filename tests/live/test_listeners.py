@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import ray
 
+from deployments.logs import session_folder
 from rollout_client import RolloutClient
 from tests.live.listeners import Answers, Listener, answers_of, listeners
 
@@ -62,3 +63,8 @@ def test_the_cluster_uses_a_token_that_its_owner_alone_can_read(service_url: str
     assert os.environ["RAY_AUTH_MODE"] == "token"
     token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
+
+
+def test_rays_agent_does_not_look_for_a_dashboard_that_was_not_started(client: RolloutClient) -> None:
+    client.info()
+    assert "dashboard http address" not in (session_folder() / "logs" / "dashboard_agent.log").read_text()

@@ -10,6 +10,7 @@ Needed with Ray 2.60; no upstream issue is known: Serve has no public way to cho
 its own options.
 """
 
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -44,13 +45,39 @@ def listen_on_own_port() -> None:
     module.RAY_SERVE_ENABLE_DIRECT_INGRESS = True
     module.RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S = 0  # No balancer has to notice that a replica stops.
     module.ProxyLocation = SimpleNamespace(Disabled=None)  # No proxy is no reason to listen nowhere.
-    start = module.start_asgi_http_server
+    start_servers, start = module.Replica._maybe_start_direct_ingress_servers, module.start_asgi_http_server
 
-    async def start_there(app: Any, options: HTTPOptions, *, event_loop: Any, **_: bool) -> Any:
-        there = options.model_copy(update={"port": port})
-        return await start(app, there, event_loop=event_loop, enable_so_reuseport=True)
+    async def start_servers_there(self: Any) -> None:
+        controller, self._controller_handle = self._controller_handle, _OwnPort(self._controller_handle, port)
+        try:
+            await start_servers(self)
+        finally:
+            self._controller_handle = controller
 
-    module.start_asgi_http_server = start_there
+    async def start_beside_others(app: Any, options: HTTPOptions, *, event_loop: Any, **_: bool) -> Any:
+        return await start(app, options, event_loop=event_loop, enable_so_reuseport=True)
+
+    module.Replica._maybe_start_direct_ingress_servers = start_servers_there
+    module.start_asgi_http_server = start_beside_others
+
+
+class _OwnPort:
+    """Serve's controller, but for ports: of those that it gives it takes none back while the variable is not set."""
+
+    def __init__(self, controller: Any, port: int) -> None:
+        self._controller = controller
+        self.allocate_replica_port = SimpleNamespace(remote=_answering(port))
+        self.release_replica_port = SimpleNamespace(remote=_answering(None))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._controller, name)
+
+
+def _answering(answer: int | None) -> Callable[..., Awaitable[int | None]]:
+    async def answered(*_: Any, **__: Any) -> int | None:
+        return answer
+
+    return answered
 
 
 def running_http_options() -> HTTPOptions | None:

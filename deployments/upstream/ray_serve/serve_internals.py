@@ -16,6 +16,7 @@ from typing import Any
 import ray
 from ray import _raylet, serve
 from ray._private.node import Node
+from ray._private.ray_constants import DASHBOARD_ADDRESS, KV_NAMESPACE_DASHBOARD
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray.serve._private.api import serve_start
 from ray.serve._private.constants import SERVE_LOGGER_NAME
@@ -73,6 +74,13 @@ def application_states() -> dict[str, ApplicationStatusOverview]:
     }
 
 
+def _name_no_dashboard(node: Any, **_: Any) -> None:
+    """Gives an address to the node's agent, which else looks for one each second and logs that there is none."""
+    node.get_gcs_client().internal_kv_put(
+        DASHBOARD_ADDRESS.encode(), b"127.0.0.1:9", True, namespace=KV_NAMESPACE_DASHBOARD
+    )
+
+
 @contextmanager
 def fewer_processes() -> Iterator[None]:
     """Has a Ray that starts in the block do without what only clusters and drivers need: it starts in half of the time.
@@ -82,7 +90,7 @@ def fewer_processes() -> Iterator[None]:
     """
     unused = {name: getattr(Node, name) for name in ("start_monitor", "start_api_server", "start_log_monitor")}
     for name in unused:
-        setattr(Node, name, lambda *_, **__: None)
+        setattr(Node, name, _name_no_dashboard if name == "start_api_server" else lambda *_, **__: None)
     try:
         yield
     finally:

@@ -41,6 +41,7 @@ def install() -> None:
     """
     die_with_parent()
     name_by_owner()
+    pass_collector_on()
     from vllm.lora import model_manager
     from vllm.platforms import current_platform
     from vllm.v1.sample.sampler import Sampler

@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -29,14 +30,48 @@ def labels(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_labels=lambda: found))
     for name in PATCHED:
         monkeypatch.setattr(replica, name, getattr(replica, name))
+    start = "_maybe_start_direct_ingress_servers"
+    monkeypatch.setattr(Replica, start, getattr(Replica, start))
+    monkeypatch.setattr(replica, "Replica", Replica)
     return found
 
 
-async def answers_of_two_replicas(service_port: int, given_ports: list[int]) -> set[str]:
-    """Serve starts a server for each of two replicas, with a port that it has chosen."""
+class Controller:
+    """Serve's, of which a replica asks more than ports."""
+
+    answers: ClassVar = {"host": "127.0.0.1"}
+
+
+class Replica:
+    """Serve's, as it asks for its port."""
+
+    def __init__(self) -> None:
+        self._controller_handle: Any = Controller()
+
+    async def _maybe_start_direct_ingress_servers(self) -> None:
+        controller = self._controller_handle
+        self.port = await controller.allocate_replica_port.remote("node", "replica", "HTTP")
+        await controller.release_replica_port.remote("node", "replica", self.port, "HTTP", block_port=True)
+        self.options = controller.answers
+
+    async def start(self) -> object:
+        await self._maybe_start_direct_ingress_servers()
+        return self._controller_handle
+
+
+def test_a_replica_takes_the_port_of_the_service_and_none_of_the_controllers(labels: dict[str, str]) -> None:
+    labels[PORT_LABEL] = "8000"
+    listen_on_own_port()
+    asking = Replica()
+    controller = asyncio.run(asking.start())
+    assert (asking.port, asking.options, type(controller)) == (8000, Controller.answers, Controller)
+
+
+async def answers_of_two_replicas(service_port: int) -> set[str]:
+    """Serve starts a server for each of two replicas."""
     loop, servers = asyncio.get_running_loop(), []
-    for name, port in zip(("one", "two"), given_ports, strict=True):
-        options = HTTPOptions(host="127.0.0.1", port=port)
+    for name in ("one", "two"):
+        options = HTTPOptions(host="127.0.0.1", port=service_port)
         start = replica.start_asgi_http_server  # type: ignore[attr-defined]
         servers.append(await start(PlainTextResponse(name), options, event_loop=loop, enable_so_reuseport=False))
     answers = set()
@@ -55,7 +90,7 @@ def test_all_replicas_of_the_machine_listen_on_the_port_of_the_service(labels: d
     port = free_port()
     labels[PORT_LABEL] = str(port)
     listen_on_own_port()
-    assert asyncio.run(answers_of_two_replicas(port, [free_port(), free_port()])) == {"one", "two"}
+    assert asyncio.run(answers_of_two_replicas(port)) == {"one", "two"}
 
 
 def test_where_a_proxy_listens_serve_chooses_the_ports(labels: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_spawned_process_collects_garbage_as_seldom_as_its_parent() -> None:
-    assert gc.get_threshold() == (10_000, 10, 10)
+    assert gc.get_threshold() == (10_000, 2, 10)
     pass_collector_on()
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(gc.get_threshold) == (10_000, 10, 10)
+        assert pool.apply(gc.get_threshold) == (10_000, 2, 10)
