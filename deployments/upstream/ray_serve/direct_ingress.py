@@ -81,7 +81,7 @@ def _answering(answer: int | None) -> Callable[..., Awaitable[int | None]]:
 
 
 def running_http_options() -> HTTPOptions | None:
-    """The options of the Serve that runs, with the port of the service; `None` where none does. Blocks."""
+    """The options of the Serve that runs; `None` where none does. Blocks."""
     client = serve.context._get_global_client(raise_if_no_controller_running=False)
     return None if client is None else client.http_config
 
@@ -100,7 +100,7 @@ class HttpOptions(Protocol):
 
 
 def own_address(options: HttpOptions) -> str:
-    """The address of the service for programs on a node where Serve has a proxy."""
+    """The address of the service for programs on a node that listens on its port."""
     scheme = "http" if options.ssl_certfile is None else "https"
     host = "127.0.0.1" if options.host in _ALL_INTERFACES else options.host
     return f"{scheme}://{host}:{options.port}"

@@ -8,7 +8,7 @@ without; each output has tokens of one version of the weights. Held tokens leave
 request ends, `end_requests` names it, or the engine pauses, as it does for each change of the weights. The first token
 of a request leaves at once, for vLLM's metrics of the time to it; those of the time between tokens count portions.
 
-A request of which a token is held and that only goes on takes a short way through the scheduler, half of its time.
+A request of which a token is held and that only goes on takes a short way through the scheduler.
 
 Needed with vLLM 0.32; no upstream issue is known.
 """
@@ -129,7 +129,7 @@ class _HoldsOutputs(Scheduler):
         )
 
     def _hold_next_tokens(self, scheduled: dict[str, int], made: ModelRunnerOutput) -> dict[str, int]:
-        """Holds the tokens of requests that go on, in a third of the time that vLLM takes; returns the others."""
+        """Holds the tokens of requests that only go on; returns the other requests."""
         others: dict[str, int] = {}
         for request_id, tokens in scheduled.items():
             held, request = self._held.get(request_id), self.requests.get(request_id)
@@ -227,7 +227,7 @@ def _joined_rows(rows: list[Any]) -> LogprobsLists:
 def _fill_blocks_without_search(manager: KVCacheManager) -> None:
     """Gives the next token of a request the place after its last one, which is its own within a block of the cache.
 
-    vLLM looks at each token for blocks to free, allocate and remember, for three quarters of its scheduler's time.
+    vLLM looks at each token for blocks to free, allocate and remember, for half of its scheduler's time.
     The first and last place of a block are left to it, and all caches but those of full attention.
     """
     managers = manager.coordinator.single_type_managers
