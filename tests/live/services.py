@@ -150,6 +150,8 @@ def shared_simulated_config(folder: Path, certificate: Certificate) -> ServeDepl
         access={"keys_file": str(folder / "keys.yaml")},
         images={"max_bytes": IMAGES_BYTES, "keep_s": 0},
         jobs={"lease_s": LEASE_S},
+        # Steps wait for as long as a test does.
+        limits={"step_timeout_s": None},
     )
     config.http_options.host = "0.0.0.0"
     config.http_options.ssl_certfile, config.http_options.ssl_keyfile = map(

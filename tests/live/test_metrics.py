@@ -17,7 +17,11 @@ Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
 def metrics_of(url: str) -> Samples:
-    answer = httpx.get(f"{url}/metrics", timeout=60).raise_for_status()
+    deadline = time.monotonic() + SHOWN_WITHIN_S
+    # Ray's exporter shares the machine with everything else, and may be late.
+    while (answer := httpx.get(f"{url}/metrics", timeout=60)).status_code == 503 and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    answer.raise_for_status()
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     found: Samples = {}
     for family in text_string_to_metric_families(answer.text):
