@@ -5,6 +5,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from rollout_client import RolloutClient
@@ -53,9 +54,10 @@ def test_steps_of_one_instant_are_shared_evenly_from_the_first_request_on(
 
 
 def test_steps_of_rollouts_that_reach_their_deadline_end(simulated_client: RolloutClient, folder: Path) -> None:
-    # Enough for all steps to begin on a machine that is busy.
-    response = simulated_client.rollout(samples(8, seconds=600), deadline_s=12.0, sampling={"max_new_tokens": 1})
-    assert [sample.status for sample in response.samples] == ["deadline"] * 8
+    waiting, quick = samples(8, seconds=600), samples(1)
+    # Enough for all steps to begin, and the quick one to end, on a machine that is busy.
+    response = simulated_client.rollout([*waiting, *quick], deadline_s=12.0, sampling={"max_new_tokens": 1})
+    assert [sample.status for sample in response.samples] == ["deadline"] * 8 + ["completed"]
     asyncio.run(until(lambda: found(folder, "ended") == 8))
 
 
@@ -106,6 +108,29 @@ def test_sessions_stay_at_their_replica_restart_if_it_dies_and_are_closed(
     cut = simulated_client.rollout(endless, deadline_s=2.0, max_rollout_turns=1000, sampling={"max_new_tokens": 1})
     assert {sample.status for sample in cut.samples} == {"deadline"}
     asyncio.run(until(lambda: not found(folder, "open")))
+
+
+def test_hanging_up_gives_up_the_steps_and_closes_the_sessions(simulated: SimulatedService, folder: Path) -> None:
+    held = folder / "held"
+    held.touch()
+    endless = [*samples(8, while_held=True), *samples(8, "holding", steps=10**6)]
+    body = {
+        "samples": [sample.model_dump(exclude_unset=True) for sample in endless],
+        "sampling": {"max_new_tokens": 1},
+        "max_rollout_turns": 10**6,
+    }
+
+    async def hang_up_once_all_have_begun() -> None:
+        async with httpx.AsyncClient(**simulated.of_client()) as client:
+            playing = asyncio.create_task(client.post("/v1/rollout", json=body))
+            await until(lambda: playing.done() or (found(folder, "began"), found(folder, "open")) == (8, 8))
+            assert not playing.done()
+            playing.cancel()
+            await asyncio.wait([playing])
+        await until(lambda: found(folder, "ended") == 8 and not found(folder, "open"))
+
+    asyncio.run(hang_up_once_all_have_begun())
+    held.unlink()
 
 
 @pytest.mark.parametrize(
