@@ -70,7 +70,7 @@ def breaking_server(responses: list[bytes]) -> Iterator[tuple[str, list[bytes]]]
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}", received
-        thread.join(timeout=5)
+        thread.join(timeout=60)
 
 
 def json_response(document: Json) -> bytes:

@@ -18,7 +18,7 @@ NOBODY = "http://127.0.0.1:1"
 
 def test_waiting_until_ready_outlasts_a_start(service: ScriptedService, waits: list[float]) -> None:
     service.readiness += [PlainTextResponse("no such path", 404), unavailable(), PlainTextResponse("starting", 500)]
-    call(service.url, lambda client: client.wait_until_ready(timeout_s=10))
+    call(service.url, lambda client: client.wait_until_ready(timeout_s=60))
     assert (len(service.readiness), waits) == (0, [0.5, 0.5, 0.5])
 
 

@@ -111,7 +111,7 @@ def test_many_async_rollouts_run_at_once(service: ScriptedService) -> None:
         return {**SUMMARY, "samples": [result()]}
 
     async def play_all() -> int:
-        async with AsyncRolloutClient(f"{service.url}/together", timeout_s=30) as client:
+        async with AsyncRolloutClient(f"{service.url}/together", timeout_s=120) as client:
             return len(await asyncio.gather(*(client.rollout([sample()]) for _ in range(at_once))))
 
     assert asyncio.run(play_all()) == at_once

@@ -43,7 +43,7 @@ def http() -> Iterator[_McpServer]:
 @pytest.fixture(scope="module", params=["stdio", "http"])
 def environment(request: pytest.FixtureRequest) -> McpEnvironment:
     server = STDIO if request.param == "stdio" else request.getfixturevalue("http")
-    return McpEnvironment(server, call_timeout_s=20)
+    return McpEnvironment(server, call_timeout_s=120)
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -137,7 +137,7 @@ def test_a_server_that_dies_is_a_temporary_failure() -> None:
 )
 def test_a_server_that_is_not_there_is_named(server: dict[str, Any]) -> None:
     with pytest.raises(TemporaryFailure, match="The MCP server cannot be reached"):
-        McpEnvironment(_McpServer.model_validate(server), call_timeout_s=20)
+        McpEnvironment(_McpServer.model_validate(server), call_timeout_s=120)
 
 
 def test_only_the_tools_of_the_config_can_be_called() -> None:
