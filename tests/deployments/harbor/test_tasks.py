@@ -42,7 +42,7 @@ def test_tasks_are_the_folders_of_a_folder_or_the_folder_of_one() -> None:
     found = _load_tasks(HarborSettings(tasks=str(EXAMPLES)))
     assert list(found) == [f"examples/{name}" for name in ("count-lines", "fix-median", "greet-server")]
     [one] = _load_tasks(HarborSettings(tasks=str(EXAMPLES / "fix-median"))).values()
-    assert (one.config.environment.memory_mb, one.config.agent.timeout_sec) == (512, 120.0)
+    assert (one.config.environment.memory_mb, one.config.agent.timeout_sec) == (512, 300.0)
 
 
 def test_samples_are_the_tasks_in_order_and_begin_again_after_the_last() -> None:
