@@ -4,12 +4,10 @@ import json
 import re
 from typing import Any
 
-import yaml
-
 from tests.paths import REPOSITORY
 
-OBSERVABILITY = REPOSITORY / "docker" / "observability"
-DASHBOARD: dict[str, Any] = json.loads((OBSERVABILITY / "grafana" / "dashboards" / "rollout.json").read_text())
+FOLDER = REPOSITORY / "docker" / "observability" / "grafana" / "dashboards"
+DASHBOARD: dict[str, Any] = json.loads((FOLDER / "rollout.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 OPERATING = (REPOSITORY / "docs" / "operate.md").read_text()
 PARTS = re.compile(r"_(bucket|sum|count)$")
@@ -35,31 +33,3 @@ def test_the_dashboard_has_every_documented_metric_of_rollouts() -> None:
     }
     assert {name for name in asked if name.startswith("rollout_")} == documented - not_drawn
     assert not_drawn <= documented
-
-
-def test_grafana_is_provisioned_with_the_source_that_its_panels_name() -> None:
-    [source] = yaml.safe_load((OBSERVABILITY / "grafana/provisioning/datasources/prometheus.yaml").read_text())[
-        "datasources"
-    ]
-    assert {panel["datasource"]["uid"] for panel in PANELS} == {source["uid"]}
-    [scraped] = yaml.safe_load((OBSERVABILITY / "prometheus.yml").read_text())["scrape_configs"]
-    assert (scraped["metrics_path"], scraped["static_configs"]) == ("/metrics", [{"targets": ["rollout:8000"]}])
-
-
-def test_grafana_finds_the_dashboard_where_it_is_mounted_and_opens_with_it() -> None:
-    compose = yaml.safe_load((REPOSITORY / "docker" / "compose.yaml").read_text())
-    grafana = compose["services"]["grafana"]
-    mounted = dict(volume.removesuffix(":ro").split(":") for volume in grafana["volumes"])
-    [provider] = yaml.safe_load((OBSERVABILITY / "grafana/provisioning/dashboards/rollout.yaml").read_text())[
-        "providers"
-    ]
-    folder = provider["options"]["path"]
-    assert mounted["./observability/grafana/dashboards"] == folder
-    assert grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == f"{folder}/rollout.json"
-    # Grafana looks for both kinds of files below this folder.
-    assert mounted["./observability/grafana/provisioning"] == "/etc/grafana/provisioning"
-    [source] = yaml.safe_load((OBSERVABILITY / "grafana/provisioning/datasources/prometheus.yaml").read_text())[
-        "datasources"
-    ]
-    assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
-    assert "prometheus" in compose["services"]

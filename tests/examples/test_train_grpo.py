@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from examples import train as starter
 from examples import train_grpo
-from examples.train_grpo import CLIP, add_gradients, improve, mean_distance, parser, questions, summary, train
+from examples.train_grpo import CLIP, add_gradients, improve, mean_distance, parser, summary, train
 from rollout_client import RolloutResponse
 from rollout_client.contract.records import MismatchCause, ReportAnswer
 from rollout_client.tensors import to_tensors
@@ -72,13 +72,6 @@ def file_of(folder: Path, count: int) -> Path:
     samples = [{"task_name": "t", "messages": [{"role": "user", "content": str(number)}]} for number in range(count)]
     path.write_text("\n\n".join(map(json.dumps, samples)))
     return path
-
-
-def test_each_tenth_sample_of_a_file_is_held_out(tmp_path: Path) -> None:
-    options = parser().parse_args(["model", f"--questions={file_of(tmp_path, 21)}"])
-    trained_on, held_out = ([sample.messages[0].content for sample in part] for part in questions(options))  # type: ignore[index]
-    assert held_out == ["0", "10", "20"]
-    assert trained_on == [str(n) for n in range(21) if n % 10]
 
 
 class Service:
@@ -154,17 +147,6 @@ def test_a_training_demands_versions_measures_reports_and_saves(
     assert {path.name for path in (tmp_path / "saved").iterdir()} >= {"model.safetensors", "tokenizer.json"}
     starter.draw(history, "GRPO", tmp_path / "curve.png")
     assert (tmp_path / "curve.png").stat().st_size > 1000
-
-
-def test_groups_without_advantages_are_dropped_where_that_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(train_grpo, "PolicyPusher", Pusher)
-    arguments = [str(TINY_MODEL), f"--questions={file_of(tmp_path, 10)}", "--lora-rank=0", "--steps=1"]
-    service: Any = Service()
-    train(parser().parse_args([*arguments, "--prompts-per-step=4", "--keep-groups=2"]), service)
-    [(count, _, _, keep)] = [asked for asked in service.asked if "version" not in asked[2]]
-    assert (count, keep) == (8, {"groups": 2, "where": {"reward_std": {"gt": 0}}})
 
 
 def test_the_first_minibatch_is_computed_with_the_weights_that_sampled() -> None:

@@ -1,9 +1,9 @@
 """Malformed and hostile requests by the thousand against the service: `python -m tests.endurance fuzz`.
 
 Four parts: `routes` has schemathesis make requests of the OpenAPI description of each route, all of its checks on;
-`bodies` mutates right bodies; `slow` has clients that send and read a byte a second. These
-three run on simulated engines; `agents` does the first two with the routes of the model server and of sessions, on a
-real engine. Whatever is sent, it must hold:
+`bodies` mutates right bodies; `slow` has clients that send and read a byte a second. These three run on simulated
+engines; `agents` does the first with the routes of the model server and of sessions, on a real engine. Whatever is
+sent, it must hold:
 
 - no answer is a 5xx, and none holds a traceback or a path of the server;
 - a 422 names the field;
@@ -26,7 +26,7 @@ import httpx
 import typer
 
 from tests.endurance.core_speed import core_speed
-from tests.endurance.fuzz import agent_bodies, ingress_probe
+from tests.endurance.fuzz import ingress_probe
 from tests.endurance.fuzz.bodies import ROLLOUT, TARGETS, fuzz_bodies
 from tests.endurance.fuzz.fuzzed_service import FuzzedService, fuzzed_service, simulated, with_engine
 from tests.endurance.fuzz.routes import fuzz_route, operations
@@ -60,8 +60,8 @@ def targets(url: str, parts: Set[str], cases: int, slow_clients: int, seed: int)
     if parts & {"routes", AGENTS}:
         for operation_id, name in operations(url, AGENTS in parts).items():
             found[name] = partial(fuzz_route, operation_id, cases, seed)
-    if parts & {"bodies", AGENTS}:
-        for name, target in (agent_bodies.TARGETS if AGENTS in parts else TARGETS).items():
+    if "bodies" in parts:
+        for name, target in TARGETS.items():
             found[name] = partial(fuzz_bodies, target, cases, seed)
     if "slow" in parts:
         found |= {name: partial(fuzz_slowly, slow, slow_clients) for name, slow in SLOW_CLIENTS.items()}
