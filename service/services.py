@@ -34,7 +34,7 @@ from service.rollout_requests.service_status import Readiness, StorePart
 from service.rollout_requests.task_samples import TaskSampler
 from service.rollouts.progress import RolloutObserver
 from service.scoring.scoring import Scoring
-from service.settings import ServiceSettings
+from service.settings import ServiceSettings, TrainersSettings
 
 Handle = DeploymentHandle[Any]
 
@@ -77,6 +77,8 @@ class AppServices:
     """`None` if it keeps no records of rollouts."""
     reports: TrainerReports | None = None
     """`None` if `records` is."""
+    trainers: TrainersSettings | None = None
+    """`None` if there are no routes for trainers' own clients."""
 
 
 async def _load_chat(settings: ServiceSettings) -> tuple[TransformersChatTokenizer, ProcessResponseParser | None]:
@@ -120,7 +122,7 @@ async def build_services(
     programs = {name: RemoteEnvironment(agent_deployment(name), handle) for name, handle in handles.agents.items()}
     data = None if handles.data is None else RemoteData(handles.data)
     sampler = TaskSampler(tasks, data, settings.data_by_task.keys())
-    calls = ModelCalls(generator, policy, admission)
+    calls = ModelCalls(generator, policy, admission, engine.model_names)
     sessions = _sessions(settings, handles, policy, access, tasks)
     agents_of = None
     if sessions is not None and programs:
@@ -181,6 +183,7 @@ async def build_services(
         images=images,
         records=recorder,
         reports=reports,
+        trainers=settings.trainers,
     )
 
 

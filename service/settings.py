@@ -155,6 +155,14 @@ class _Scheduling(StrictSettings):
     one large request delays all others, which is of use for comparison only."""
 
 
+class TrainersSettings(StrictSettings):
+    """vLLM's control routes for reinforcement learning, for trainers that bring their own client of a vLLM server."""
+
+    pause_s: float = Field(default=20, gt=0)
+    """The longest pause of the engines, in seconds: then generations go on, whoever has paused them. The generations
+    for which a pause with `mode=wait` waits have to end within it."""
+
+
 class ServiceSettings(StrictSettings):
     """Everything about a service except how many replicas run."""
 
@@ -193,6 +201,15 @@ class ServiceSettings(StrictSettings):
     rollout_records: RolloutRecordsSettings | None = None
     """How long records of rollouts that have ended are kept, for `GET /rollouts/{rollout_id}` and what compares with
     them; `{}` for the defaults. With null, the default, there are none."""
+    trainers: TrainersSettings | None = None
+    """Whether trainers may drive the service as one vLLM server; `{}` for the defaults. They change the weights and
+    pause generations: a key needs the scope `policy`. With null, the default, there are no such routes."""
+
+    @model_validator(mode="after")
+    def refuse_transfers_without_routes(self) -> Self:
+        if self.policy.transfer.trainers and self.trainers is None:
+            raise ValueError("policy.transfer.trainers send weights by the routes of trainers: add `trainers: {}`")
+        return self
 
     @model_validator(mode="after")
     def refuse_another_cache_of_images(self) -> Self:

@@ -31,9 +31,11 @@ from deployments.policy.commands import (
     CommandSource,
     ComputeChecksum,
     FinishTransfer,
+    Hold,
     InitTransfer,
     LoadedWeights,
     NumberedCommand,
+    Release,
     ReplicaNotRegistered,
     ReplicaRegistration,
     SaveTransfer,
@@ -132,6 +134,7 @@ class CommandRunner:
             keys={version: key for version, key in keys if key is not None},
             is_on_trial=self._weights.is_on_trial,
             named=self._adapters.versions,
+            held_s=self._weights.held_s,
         )
         self._replica_id = registration.replica_id
         await self._store.register(registration)
@@ -158,7 +161,8 @@ class CommandRunner:
                 logger.warning("The command %s failed, and %s: %s", name, follows, _first_line(failure))
                 logger.info("The traceback of the command %s that failed:", name, exc_info=failure)
         is_broken = self.broken is not None
-        return CommandReport(numbered.number, self._weights.loaded, error, is_broken, *done)
+        report = CommandReport(numbered.number, self._weights.loaded, error, is_broken, held_s=self._weights.held_s)
+        return replace(report, **done._asdict())
 
     async def _carry_out(self, command: Command) -> _Done:
         match command:
@@ -184,6 +188,10 @@ class CommandRunner:
                 return _Done(CommandCosts(canary_s=waited_s))
             case ComputeChecksum():
                 self._start_checksum()
+            case Hold(mode, lease_s):
+                await self._weights.hold(mode, lease_s)
+            case Release():
+                await self._weights.release()
             case InitTransfer(init_info, timeout_s):
                 await self._weights.init_transfer(dict(init_info), timeout_s)
             case StartTransfer(options, header):
@@ -244,6 +252,8 @@ class CommandRunner:
             if adapter is None:
                 folder, file = await self._adapter_folder(payload)
                 adapter = await self._adapters.load(label, payload.version, folder, payload.checksum)
+                # The canary needs the engine.
+                await self._weights.release()
                 changes_nothing |= await self._tried(adapter, command.canary_timeout_s)
                 fetched_bytes += file.fetched_bytes
             named[str(payload.name)] = adapter

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import vllm
 from vllm import envs
-from vllm.config import VllmConfig
+from vllm.config import ModelConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.envs import enable_envs_cache
 from vllm.exceptions import GracefulHTTPError, RetryableRequestError, VLLMClientError, VLLMServerError
@@ -46,6 +46,7 @@ from deployments.protocols.generation import (
     takes_no_images,
 )
 from deployments.protocols.images import ImageSpan, ImageStore, ImageTokens
+from deployments.protocols.model_server import public_model_name
 from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 from deployments.protocols.weight_versions import refuse_other_version
 from deployments.upstream.vllm.engine_progress import EngineProgress, StepCounter
@@ -257,6 +258,9 @@ class VLLMEngine(Engine):
             # vLLM notes the commit that it has loaded, also where the config names a branch or nothing.
             revision=getattr(model.hf_config, "_commit_hash", None) or model.revision,
             engine=f"vllm {vllm.__version__}",
+            model_names=(*served_names(model), str(model.model)),
+            dtype=str(model.dtype).removeprefix("torch."),
+            transfer_backend=None if config.weight_transfer_config is None else config.weight_transfer_config.backend,
             max_num_seqs=config.scheduler_config.max_num_seqs,
             kv_cache_size_tokens=config.cache_config.kv_cache_size_tokens,
             max_loras=None if config.lora_config is None else config.lora_config.max_loras,
@@ -286,7 +290,8 @@ class VLLMEngine(Engine):
         once and are made again at other replicas, and no process that is stopped outlives the replica.
         """
         await self._llm.check_health()
-        ongoing, is_paused = self._llm.get_num_unfinished_requests(), self.weights.is_paused
+        ongoing = self._llm.get_num_unfinished_requests()
+        is_paused = self.weights.is_paused or self.weights.is_held
         if self._watch.hangs(time.monotonic(), self._steps.taken, ongoing, is_paused):
             kill_child_processes()
             raise ReplicaUnusable("The engine has work and takes no step: its processes were killed.")
@@ -295,6 +300,15 @@ class VLLMEngine(Engine):
         if self.images is not None:
             self.images.close()
         self._llm.shutdown()
+
+
+def served_names(config: ModelConfig) -> list[str]:
+    """The names under which `GET /v1/models` lists the model, the first one being that in answers.
+
+    vLLM names a model by its path where `served_model_name` is not set.
+    """
+    named = config.served_model_name
+    return [public_model_name(name) for name in ([named] if isinstance(named, str) else named or [config.model])]
 
 
 def _refuse_drafts(config: VllmConfig) -> None:

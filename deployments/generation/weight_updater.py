@@ -5,6 +5,7 @@ The workers' half is `deployments/generation/worker_extension.py`.
 
 import asyncio
 import hashlib
+import logging
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,12 @@ from deployments.generation.adapters import Adapters, LoadedAdapter
 from deployments.generation.trainer_transfer import Written
 from deployments.policy.commands import CommandCosts, LoadedWeights, SwapOptions
 from deployments.upstream.vllm.weight_transfer import pause_scheduler
+from rollout_client.contract.policy import PauseMode
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
+logger = logging.getLogger("rollout_service.generation")
 INITIAL_VERSION = 0
 _STAGING_POLL_S = 0.005
 _RENDEZVOUS_POLL_S = 0.05
@@ -43,6 +46,12 @@ class WeightUpdater:
         """Whether the weights may be of two versions: full ones have to be swapped in, or the transfer finished."""
         self.is_paused = False
         """Whether the engine generates nothing until an update has ended."""
+        self.is_held = False
+        """Whether the engine generates nothing because of `hold` alone."""
+        self._hold_ends_at = 0.0
+        """By the clock of the event loop."""
+        self._hold_end: asyncio.Task[None] | None = None
+        """Ends the hold then."""
         self.loaded = LoadedWeights(INITIAL_VERSION)
         self.may_generate = asyncio.Event()
         """Cleared while new generations have to wait for the end of an update."""
@@ -82,6 +91,52 @@ class WeightUpdater:
         self.is_on_trial = False
         self.may_generate.set()
 
+    async def hold(self, mode: PauseMode, lease_s: float) -> None:
+        """Pauses the engine until `release`, the next change of weights or adapters, or the end of the lease.
+
+        Raises:
+            WeightsFailed: an update keeps the engine paused, or generations of "wait" did not end within the lease.
+        """
+        if self.is_paused:
+            raise WeightsFailed("an update that did not end keeps the engine paused")
+        self._hold_ends_at = ends_at = asyncio.get_running_loop().time() + lease_s
+        self._forget_hold()
+        self.aborts += mode == "abort"
+        try:
+            async with asyncio.timeout_at(ends_at):
+                await pause_scheduler(self._llm, mode, clear_cache=False)
+            self.is_held = True
+        except TimeoutError as error:
+            raise WeightsFailed(f"generations had not ended after {lease_s:g} s") from error
+        finally:
+            if not self.is_held:
+                await self._llm.resume_generation()
+        self._hold_end = asyncio.create_task(self._release_at(ends_at))
+
+    @property
+    def held_s(self) -> float:
+        """How much longer a hold lasts, if nothing ends it."""
+        return max(self._hold_ends_at - asyncio.get_running_loop().time(), 0.0) if self.is_held else 0.0
+
+    async def _release_at(self, ends_at: float) -> None:
+        await asyncio.sleep(ends_at - asyncio.get_running_loop().time())
+        self._hold_end = None
+        logger.warning("Generations go on: nobody has ended the pause within its lease.")
+        await self.release()
+
+    async def release(self) -> None:
+        """Ends a hold, if there is one: generations go on."""
+        if self.is_held:
+            self._forget_hold()
+            await self._llm.resume_generation()
+
+    def _forget_hold(self) -> None:
+        """The engine stays paused: whoever calls this pauses it for longer, or resumes."""
+        self.is_held = False
+        if self._hold_end is not None:
+            self._hold_end.cancel()
+            self._hold_end = None
+
     async def swap(self, options: SwapOptions, is_trial: bool = False) -> CommandCosts:
         """Changes to the staged weights. A switch of adapter pauses nothing: ongoing generations keep the old one.
 
@@ -101,6 +156,7 @@ class WeightUpdater:
             self.may_generate.clear()
         costs = CommandCosts()
         if adapter is not None:
+            await self.release()
             self._adapters.switch_to(adapter)
             self.loaded = LoadedWeights(self.loaded.full, version)
             self._staged = None
@@ -198,6 +254,7 @@ class WeightUpdater:
         return [result for result, _ in results]
 
     async def _pause(self, options: SwapOptions, is_trial: bool = False) -> None:
+        self._forget_hold()
         mode = options.mode
         if self._adapters.current is not None or self._adapters.versions:
             # Adapters belong to the old weights: no token may be generated with one on top of the new ones.

@@ -161,7 +161,7 @@ class WeightsWorkerExtension:
         with TrainerWatch(silence_s, engine.shutdown) as watch:
             try:
                 with watch.noting_weights_of(engine.model, self._save):
-                    self.update_weights(update_info)
+                    self.update_weights(_with_packing_told(engine, update_info))
             finally:
                 # A connection that was closed meanwhile may make vLLM fail, or go on without it.
                 if watch.has_hung_up:
@@ -191,6 +191,22 @@ class WeightsWorkerExtension:
         """Has to be called when the weights have been changed by a transfer."""
         pack_shared_weights_again(self.model_runner.get_model())
         self._checksum = None
+
+
+_PACKING = ("packed", "packed_buffer_size_bytes", "packed_num_buffers")
+
+
+def _with_packing_told(engine: Any, update_info: Any) -> Any:
+    """`update_info` without how its tensors are packed, which vLLM's engine is told.
+
+    Until vLLM 0.26 each update said it, now the connection: trainers of before say nothing when they connect.
+    """
+    if isinstance(update_info, list):
+        return [_with_packing_told(engine, each) for each in update_info]
+    for name in _PACKING:
+        if name in update_info and hasattr(engine, name):
+            setattr(engine, name, update_info[name])
+    return {name: value for name, value in update_info.items() if name not in _PACKING or not hasattr(engine, name)}
 
 
 def _map_file(path: str) -> _Tensors:

@@ -130,6 +130,20 @@ class ComputeChecksum:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """Generate nothing until `Release`, the next change of weights or adapters, or the end of the lease."""
+
+    mode: PauseMode
+    lease_s: float
+    """In seconds from the begin. It has failed, and generations go on, if those of "wait" have not ended by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Generate again, if a `Hold` is all that keeps the engine from it."""
+
+
+@dataclass(frozen=True, slots=True)
 class InitTransfer:
     """Connect to the trainer while generations go on; `init_info` is what vLLM's weight-transfer engine takes."""
 
@@ -189,6 +203,8 @@ Command = (
     | SetAdapters
     | AcceptRequests
     | ComputeChecksum
+    | Hold
+    | Release
     | InitTransfer
     | StartTransfer
     | UpdateTransfer
@@ -248,6 +264,8 @@ class CommandReport:
     costs: CommandCosts = field(default_factory=CommandCosts)
     saved: VersionPayload | None = None
     """By `SaveTransfer`: the weights, in a file on the replica's node."""
+    held_s: float = 0.0
+    """How much longer a `Hold` keeps the engine from generating, unless something ends it."""
     changes_nothing: bool = False
     """By `Canary` and `SetAdapters`: the weights that were tried change no log-probability of the canary. Full weights
     may be those from before; an adapter is zero, or so small that the engine's precision does not show it."""
@@ -277,6 +295,8 @@ class ReplicaRegistration:
     """Whether `loaded` is on trial: the replica never accepted requests with it."""
     named: Mapping[str, int] = field(default_factory=dict)
     """By name, the version of each named policy that it serves."""
+    held_s: float = 0.0
+    """As in `CommandReport`."""
 
 
 class ReplicaNotRegistered(Exception):

@@ -102,6 +102,22 @@ class TrainerNotTrusted(PolicyFailure):
     title = "The service receives no weights from this trainer"
 
 
+class TrainersNotConfigured(PolicyFailure):
+    """The service has no routes for trainers that bring their own client of a vLLM server."""
+
+    status = 404
+    name = "trainers-not-configured"
+    title = "The service has no routes for trainers' own clients"
+
+
+class PauseRefused(PolicyFailure):
+    """A replica could not pause or go on; none stays paused for longer than its lease."""
+
+    status = 409
+    name = "pause-refused"
+    title = "The replicas did not pause, or did not go on"
+
+
 class TransferRefused(PolicyFailure):
     """A step of a weight transfer is out of order, or a replica failed it."""
 

@@ -59,6 +59,8 @@ class RegisteredReplica:
     """Checksum of the weights in its engine; `None` until somebody has asked for it and the replica has computed it."""
     is_checksum_asked: bool = False
     """Whether the replica was told to compute the checksum of what it holds."""
+    held_until: float = 0.0
+    """When its hold ends by itself, as it has reported last, by the clock of the event loop."""
     commands: "asyncio.Queue[NumberedCommand]" = field(default_factory=asyncio.Queue)
     """Not yet fetched by the replica."""
     awaited_reports: "dict[int, asyncio.Future[CommandReport]]" = field(default_factory=dict)
@@ -79,6 +81,11 @@ class _UpdateLock:
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._activity: str | None = None
+
+    @property
+    def activity(self) -> str | None:
+        """As its owner names it; `None` if it is free, or the owner waits for nobody."""
+        return self._activity
 
     @asynccontextmanager
     async def lease(self, activity: str | None = None) -> AsyncIterator[None]:
@@ -140,6 +147,11 @@ class ReplicaRegistry:
         return [replica for replica in self.replicas if not replica.is_starting]
 
     @property
+    def is_held(self) -> bool:
+        """Whether a hold keeps a replica from generating."""
+        return any(replica.held_until > asyncio.get_running_loop().time() for replica in self.replicas)
+
+    @property
     def loading(self) -> set[int]:
         """Versions that replicas are being given outside of updates."""
         return {version for replica in self.replicas for version in replica.loading}
@@ -148,6 +160,8 @@ class ReplicaRegistry:
         """Adds the replica; a replica of the same id that was registered before is forgotten with its commands."""
         self.forget(registration.replica_id, "it registered again")
         replica = self._replicas[registration.replica_id] = RegisteredReplica(registration, registration.loaded)
+        if registration.held_s:
+            replica.held_until = asyncio.get_running_loop().time() + registration.held_s
         return replica
 
     def has(self, replica: RegisteredReplica) -> bool:
@@ -176,6 +190,7 @@ class ReplicaRegistry:
         """
         replica = self._registered(replica_id)
         if report is not None:
+            replica.held_until = asyncio.get_running_loop().time() + report.held_s
             if report.loaded != replica.loaded:
                 replica.loaded = report.loaded
                 replica.forget_checksum()

@@ -81,7 +81,7 @@ class PolicySettings(StrictSettings):
     """This limit, and that of the canary, are longer by so many seconds for each gigabyte of weights."""
     canary_timeout_s: float = Field(default=60, gt=0)
     """New weights are refused if the replica that tries them needs longer, in seconds, to generate a few tokens."""
-    transfer_idle_s: float = Field(default=30, gt=0)
+    transfer_idle_s: float = Field(default=20, gt=0)
     """A weight transfer is abandoned, and its replicas load the current weights again, if its trainer is silent for so
     many seconds: between two steps of the transfer, or between two tensors."""
     transfer: TransferSettings = TransferSettings()

@@ -22,17 +22,25 @@ from deployments.policy.cluster import Cluster, RayCluster, cluster_weights_fold
 from deployments.policy.commands import (
     CommandReport,
     CommandSource,
+    Hold,
     LoadedWeights,
     NumberedCommand,
+    Release,
     ReplicaRegistration,
 )
-from deployments.policy.failures import PolicyFailure, UpdateUnderWay, VersionUnknown, VersionUntried
+from deployments.policy.failures import (
+    PauseRefused,
+    PolicyFailure,
+    UpdateUnderWay,
+    VersionUnknown,
+    VersionUntried,
+)
 from deployments.policy.folder_follower import FolderFollower
 from deployments.policy.policies import Policy, PolicyRegistry
 from deployments.policy.preparation import PreparedVersion, VersionPreparation
 from deployments.policy.published import PublishedChain
 from deployments.policy.replica_loading import ReplicaLoading
-from deployments.policy.replica_registry import ReplicaRegistry
+from deployments.policy.replica_registry import ReplicaRegistry, ReplicaTimedOut, error_of
 from deployments.policy.run_identity import RunIdentity
 from deployments.policy.settings import PolicySettings
 from deployments.policy.update import Updates
@@ -42,6 +50,7 @@ from deployments.protocols.weight_versions import CurrentVersions
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.policy import (
     FollowState,
+    PauseMode,
     PolicyLayout,
     PolicyState,
     PolicyUpdate,
@@ -92,6 +101,10 @@ class PolicyStore(CommandSource):
         self._updates = Updates(self.policies, self.registry, self.loading, self._tasks, is_rolling)
         self._tasks.start(self._updates.write_full_weights())
         self._checkpoint_roots = settings.checkpoint_roots
+        self._holds = 0
+        """How many times somebody has asked for a hold or for its end."""
+        self._is_released = False
+        """Whether that was its end."""
         self.transfer = WeightTransfer(
             settings, self.registry, self.policies.unnamed, self._updates, self.loading, self._tasks, cluster
         )
@@ -106,6 +119,8 @@ class PolicyStore(CommandSource):
     async def register(self, registration: ReplicaRegistration) -> None:
         replica = self.registry.register(registration)
         replica.is_starting = True
+        if self._is_released and registration.held_s:
+            self._tasks.start(self.registry.send(replica, Release()))
         self._tasks.start(self.loading.admit(replica))
 
     async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
@@ -216,11 +231,16 @@ class PolicyStore(CommandSource):
         push = self._push_upload(policy, version, options, prepare)
         return await policy.push(version, digest, self._recorded(policy, version, push))
 
-    async def load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:
-        """Pushes the checkpoint at a path or URL under the configured roots; raises as `complete_upload` does."""
+    async def load_checkpoint(self, version: int | None, checkpoint: str, options: PushOptions) -> PolicyUpdate:
+        """Pushes the checkpoint at a path or URL under the configured roots; raises as `complete_upload` does.
+
+        Args:
+            version: by default the next number, also where the same checkpoint is being pushed: it may have changed.
+        """
         policy = self.policies.of(options.name)
-        prepare = partial(self._preparation(policy).from_checkpoint, version, options, checkpoint)
-        return await self._push_once(policy, version, checkpoint, options, prepare)
+        number = policy.next_number() if version is None else version
+        prepare = partial(self._preparation(policy).from_checkpoint, number, options, checkpoint)
+        return await self._push_once(policy, number, checkpoint, options, prepare)
 
     async def roll_back(
         self, to: int, version: int | None, options: SwitchOptions, name: str | None = None
@@ -291,6 +311,52 @@ class PolicyStore(CommandSource):
             logger.warning("The update to version %s failed.", label, exc_info=error, extra=extra)
             raise
         return update
+
+    async def hold(self, mode: PauseMode, lease_s: float) -> None:
+        """Has all replicas that have started generate nothing until `release`, new weights or a new adapter.
+
+        An update that is under way ends first.
+
+        Args:
+            lease_s: seconds from now, after which they go on by themselves.
+
+        Raises:
+            PauseRefused: a replica could not, or somebody has asked for another hold or its end before it was made.
+        """
+        self._holds += 1
+        self._is_released = False
+        ends_at = asyncio.get_running_loop().time() + lease_s
+        await self._tasks.finish(self._hold(self._holds, mode, ends_at))
+
+    async def _hold(self, number: int, mode: PauseMode, ends_at: float) -> None:
+        async with self.registry.update_lock.lease():
+            if number != self._holds:
+                raise PauseRefused.of("mode", "it was released, or another pause has taken its place", mode)
+            if (lease_s := ends_at - asyncio.get_running_loop().time()) <= 0:
+                raise PauseRefused.of("mode", "an update took longer than the whole pause may; ask again", mode)
+            results = await self.registry.send_all(self.registry.started, Hold(mode, lease_s))
+        # One that died generates nothing.
+        left = (result for result in results.values() if isinstance(result, CommandReport | ReplicaTimedOut))
+        if errors := [error for error in map(error_of, left) if error is not None]:
+            await self._release()
+            message = f"a replica could not pause: {errors[0]}; wait less, or let trainers.pause_s be longer"
+            raise PauseRefused.of("mode", message, mode)
+
+    async def release(self) -> None:
+        """Ends a hold, also one that is being made. Raises `PauseRefused` if a replica that lives could not."""
+        self._holds += 1
+        self._is_released = True
+        await self._tasks.finish(self._release())
+
+    async def _release(self) -> None:
+        results = await self.registry.send_all(self.registry.replicas, Release())
+        reports = [result for result in results.values() if isinstance(result, CommandReport)]
+        if errors := [report.error for report in reports if report.error is not None]:
+            raise PauseRefused.of("resume", f"a replica could not go on: {errors[0]}")
+
+    async def is_paused(self) -> bool:
+        """Whether replicas are held, or wait for the weights of a transfer."""
+        return self.registry.is_held or self.transfer.is_under_way
 
     async def init_transfer(self, init_info: dict[str, Any]) -> int:
         return await self._tasks.finish(self.transfer.init(init_info))

@@ -87,7 +87,8 @@ def _refuse_wrong_world_size(init_info: Mapping[str, Any], workers: Sequence[int
 
 
 logger = logging.getLogger("rollout_service.policy")
-REPLICAS_CHANGED = "the replicas have changed since the trainer was connected; call /policy/transfer/init again"
+REPLICAS_CHANGED = "the replicas have changed since the trainer was connected; call /init_weight_transfer_engine again"
+SENDING = "a trainer is sending weights to the replicas"
 NOT_UNDER_WAY = "none is under way; start it first, or it was abandoned"
 
 
@@ -136,6 +137,11 @@ class WeightTransfer:
         self._saving: asyncio.Task[None] | None = None
         """Saves the weights of the last transfer."""
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether one has paused the replicas, which may be going back from it."""
+        return self._update_lock.activity == SENDING
+
     async def init(self, init_info: dict[str, Any]) -> int:
         """Connects every replica to the trainer; returns how many processes take part, including the trainer's one.
 
@@ -173,7 +179,7 @@ class WeightTransfer:
         """
         self._update_lock.refuse_if_busy(options)
         async with AsyncExitStack() as lease:
-            await lease.enter_async_context(self._update_lock.lease("a trainer is sending weights to the replicas"))
+            await lease.enter_async_context(self._update_lock.lease(SENDING))
             if self._saving is not None:
                 await asyncio.wait([self._saving])
             await self._registry.drop_dead()

@@ -30,6 +30,12 @@ class GeneratorDescription:
     """Commit of a model that is a Hugging Face repository."""
     engine: str = ""
     """Name and version of the engine."""
+    model_names: tuple[str, ...] = ()
+    """Names that calls may give as their `model`; the first is that in answers."""
+    dtype: str = ""
+    """That of its weights, such as `bfloat16`; empty if it is not known."""
+    transfer_backend: str | None = None
+    """The backend of `weight_transfer_config`, by which trainers send weights straight into the engine."""
     max_num_seqs: int | None = None
     """Generations that the engine runs at once; further ones wait in it. `None`: unknown."""
     kv_cache_size_tokens: int | None = None

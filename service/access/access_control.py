@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import time
+from base64 import b64decode
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
@@ -132,6 +133,7 @@ def _reason_of(error: OSError | KeysInvalid) -> str:
 
 FIELD = "header.Authorization"
 SCHEME = "bearer"
+_PASSWORD_SCHEME = "basic"
 CHALLENGE = 'Bearer realm="rollout"'
 
 
@@ -198,16 +200,30 @@ OPEN_TO_ALL = AccessControl(None)
 
 
 def key_in(authorization: Sequence[str]) -> str:
-    """Raises `RequestProblem`: 401 unless there is exactly one header, and it holds a bearer key."""
+    """The key of a bearer, or the password that clients make of an address such as `http://trainer:KEY@host`.
+
+    Raises:
+        RequestProblem: 401 unless there is exactly one header, and it holds a key.
+    """
     if not authorization:
         raise not_authenticated("this service asks for a key; send it as Authorization: Bearer KEY")
     if len(authorization) > 1:
         # What stands in front may have looked at the other one.
         raise not_authenticated("it is there more than once; send it once", 'error="invalid_request"')
     scheme, _, key = authorization[0].partition(" ")
+    if scheme.lower() == _PASSWORD_SCHEME:
+        scheme, key = SCHEME, _password_in(key)
     if scheme.lower() != SCHEME or not key.strip():
         raise not_authenticated("it is not of the form Bearer KEY", 'error="invalid_request"')
     return key.strip()
+
+
+def _password_in(credentials: str) -> str:
+    """That of RFC 7617; empty if it holds none."""
+    try:
+        return b64decode(credentials, validate=True).decode().partition(":")[2]
+    except ValueError:
+        return ""
 
 
 def not_authenticated(message: str, reason: str = "") -> RequestProblem:

@@ -3,9 +3,10 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Any
 from uuid import uuid4
 from zlib import crc32
 
@@ -59,7 +60,11 @@ class ModelAnswer:
 class ModelCalls:
     """The model server's calls of one ingress replica."""
 
-    def __init__(self, server: ModelServer, policy: RemotePolicy, admission: Admission) -> None:
+    def __init__(
+        self, server: ModelServer, policy: RemotePolicy, admission: Admission, model_names: Collection[str] = ()
+    ) -> None:
+        """`model_names` mean the policy without a name where a call gives them as its `model`."""
+        self._model_names = model_names
         self._server = server
         self._policy = policy
         self._admission = admission
@@ -74,6 +79,19 @@ class ModelCalls:
     def token_calls_of(self, caller: Caller) -> int:
         """How many calls of token ids of the caller's key are in flight."""
         return self._token_calls[caller.name]
+
+    async def demand_of_model(self, model: Any, demand: PolicyDemand) -> PolicyDemand:
+        """`demand`, with the named policy that a call gives as its `model`, where it says no other."""
+        if demand.name is not None or not isinstance(model, str) or model in self._model_names:
+            return demand
+        return demand.model_copy(update={"name": model}) if await self._policy.has_policy(model) else demand
+
+    def end_routing_key(self, routing_key: str, caller: Caller) -> None:
+        """No call of the key follows: once none is in flight, the scheduler forgets where its prefix lies."""
+        party = _party_of(routing_key, caller)
+        if (forgetting := self._forgetting.get(party)) is not None:
+            forgetting.cancel()
+            self._forget(party)
 
     async def abort(self, rid: str, caller: Caller) -> None:
         """Ends the caller's calls of `/generate` whose `rid` begins so, with the tokens that they have.
@@ -111,7 +129,7 @@ class ModelCalls:
         """
         await self._policy.wait_for_version(demand if session is None else session.request.policy)
         call_id = uuid4().hex
-        party = call_id if routing_key is None else f"key {caller.name or ''} {routing_key}"
+        party = call_id if routing_key is None else _party_of(routing_key, caller)
         request = ServedRequest(
             generation_id=call_id,
             prompt_token_ids=range(min(len(body) // BYTES_PER_TOKEN + 1, self._admission.max_model_len)),
@@ -160,6 +178,10 @@ class ModelCalls:
         del self._forgetting[party]
         if party not in self._in_flight:
             self._server.release(party)
+
+
+def _party_of(routing_key: str, caller: Caller) -> str:
+    return f"key {caller.name or ''} {routing_key}"
 
 
 def _of_policy(request: ServedRequest, demand: PolicyDemand) -> ServedRequest:

@@ -1,13 +1,15 @@
 """The current weight versions as one ingress replica knows them. Server half: `deployments/policy/store.py`."""
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from deployments.failures import PolicyStoreLost
+from deployments.policy.failures import PolicyUnknown
 from deployments.protocols.weight_versions import CurrentVersions, RollingActivation
 from deployments.rpc.background_tasks import until_back
-from rollout_client.contract.base import PolicyDemand
+from rollout_client.contract.base import NAME, PolicyDemand
 from rollout_client.contract.policy import FollowState
 from service.rollouts.staleness import OnVersion, VersionFeed
 
@@ -121,6 +123,22 @@ class RemotePolicy(VersionFeed):
             return
         waited_for = (demand.name, min_version, demand.version, demand.wait_s)
         self.note(await self.store.wait_for(*waited_for, takes_offered=True))
+
+    async def has_policy(self, name: str) -> bool:
+        """Whether there is a named policy of this name; the store is asked about one that is not known here.
+
+        Raises:
+            PolicyStoreLost: the policy store does not answer.
+        """
+        if name in self.known_versions:
+            return True
+        if re.fullmatch(NAME, name) is None:
+            return False
+        try:
+            self.note(await self.store.wait_for(name, 0, None, 0.0))
+        except PolicyUnknown:
+            return False
+        return True
 
     async def learn_version(self) -> None:
         """Returns when the current version of the policy without a name is known.

@@ -21,7 +21,10 @@ from service.rollouts.retries import with_timeout
 if TYPE_CHECKING:
     from service.rollout_requests.rollout_service import RolloutService
 
-NOT_LIMITS = {"model", "revision", "vocab_size", "max_model_len", "engine", "image_token_ids", "settings_hash"}
+NOT_LIMITS = {
+    *("model", "revision", "vocab_size", "max_model_len", "engine", "image_token_ids", "settings_hash"),
+    *("model_names", "dtype", "transfer_backend"),
+}
 """Fields of a `GeneratorDescription` that `ServiceInfo` has elsewhere, or that only requests and results need. The
 others say what one engine can do."""
 

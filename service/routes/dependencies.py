@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import Depends, Request
 
 from deployments.images.book import ImagesNotConfigured
+from deployments.policy.failures import TrainersNotConfigured
 from deployments.rollout_records.book import records_not_configured
 from deployments.sessions.records import SessionsNotConfigured
 from service.access.keys import Caller
@@ -26,6 +27,7 @@ from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.trainer_reports import TrainerReports
 from service.rollout_requests.rollout_service import RolloutService
 from service.services import AppServices
+from service.settings import TrainersSettings
 
 if TYPE_CHECKING:
     from deployments.policy.store import PolicyStore
@@ -61,6 +63,8 @@ _NO_IMAGES = partial(
     "images",
     "the config has no `images`; serve a model that takes them, and add `images: {}`",
 )
+
+_NO_TRAINERS = partial(TrainersNotConfigured.of, "trainers", "the config has no `trainers`; add `trainers: {}`")
 
 
 async def _request_id(request: Request) -> str:
@@ -99,4 +103,5 @@ Sessions = Annotated[AgentSessions, _part(attrgetter("sessions"), _NO_SESSIONS)]
 Images = Annotated[RequestImages, _part(attrgetter("images"), _NO_IMAGES)]
 Records = Annotated[RolloutRecorder, _part(attrgetter("records"), records_not_configured)]
 Reports = Annotated[TrainerReports, _part(attrgetter("reports"), records_not_configured)]
+Trainers = Annotated[TrainersSettings, _part(attrgetter("trainers"), _NO_TRAINERS)]
 RequestId = Annotated[str, Depends(_request_id)]

@@ -16,6 +16,7 @@ from service.routes import (
     sessions,
     status,
     tinker,
+    trainers,
 )
 from service.services import AppServices
 from service.ui import routes as ui
@@ -69,8 +70,9 @@ def build_http_app(services: AppServices, sets_request_id_header: bool = True) -
     for router in ROUTERS:
         app.include_router(router, prefix="/v1", responses=refusals())
         app.include_router(router, include_in_schema=False)
-    # Its paths and their version are Tinker's.
+    # Their paths, with versions or without, are those that the clients of Tinker and of vLLM call.
     app.include_router(tinker.router)
+    app.include_router(trainers.router)
     complete_document(app)
     return app
 

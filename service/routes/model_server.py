@@ -42,8 +42,8 @@ from service.scheduling.fair_queue import share_of
 from service.services import AppServices
 
 SHORTEN = "shorten the conversation"
-_ROUTING_KEY = "x-smg-routing-key"
-"""The header with which trainers tell SGLang's router that calls share a prefix."""
+_ROUTING_KEYS = ("x-smg-routing-key", "x-session-id")
+"""Headers with which trainers say that calls share a prefix: for SGLang's router, and SkyRL's and prime-rl's."""
 _ANSWER = content(schema_of(ModelServerAnswer))
 _QUESTION: JsonValue = [{"role": "user", "content": "What is 2 + 2?"}]
 router = APIRouter(tags=["model server"])
@@ -75,7 +75,10 @@ async def answer_call(
     routing_key = None
     if endpoint in TOKEN_ENDPOINTS:
         demand = demand_of(fields, demand, session is not None)
-        routing_key = None if session is not None else request.headers.get(_ROUTING_KEY)
+        if session is None:
+            routing_key = next(filter(None, map(request.headers.get, _ROUTING_KEYS)), None)
+    if session is None:
+        demand = await services.calls.demand_of_model(fields.get("model"), demand)
     if session is not None or services.images is not None:
         body = await with_names_of_images(endpoint, body, fields, services.images, caller)
     answer = services.calls.answer(endpoint, body, request_id, caller, session, choices, demand, share, routing_key)

@@ -12,8 +12,6 @@ from deployments.policy.failures import (
     PolicyNotCurrent,
     PolicyUnknown,
     SourceRefused,
-    TrainerNotTrusted,
-    TransferRefused,
     UpdateUnderWay,
     VersionRefused,
     VersionUnknown,
@@ -31,9 +29,6 @@ from rollout_client.contract.policy import (
     PushOptions,
     RollbackTarget,
     SwitchOptions,
-    TransferInit,
-    TransferUpdate,
-    TransferWorld,
     UploadState,
 )
 from service.http.openapi import BINARY, content, header_parameter, json_content, json_request, needs, refusals
@@ -47,17 +42,8 @@ LARGEST_SOURCE_BYTES = 2**20
 """A larger JSON body is not a `CheckpointSource`."""
 SOURCE_ADVICE = "JSON names a checkpoint; send weights as application/vnd.safetensors"
 ROLLBACK_ADVICE = 'send {"to": 5}, the number of the version'
-LARGEST_TRANSFER_BYTES = 64 * 2**20
-"""The names, dtypes and shapes of a million tensors."""
-TRANSFER_ADVICE = "send the tensors in several updates"
 Name = Annotated[PolicyName | None, Query(description="The named policy; by default the one without a name.")]
 NewVersion = Annotated[int, Path(ge=1, le=LARGEST_VERSION, description="Number of the version, from 1.")]
-TRANSFER_INIT = TransferInit(
-    init_info={"master_address": "10.0.0.4", "master_port": 29500, "rank_offset": 1, "world_size": 3}
-)
-TRANSFER_UPDATE = TransferUpdate(
-    update_info={"names": ["model.norm.weight"], "dtype_names": ["bfloat16"], "shapes": [[128]], "packed": False}
-)
 router = APIRouter(prefix="/policy", tags=["policy"])
 
 
@@ -199,61 +185,6 @@ async def _rollback(store: Store, options: Annotated[SwitchOptions, Query()], re
     """Makes the weights of an older version current again, as a new version; numbers only go up."""
     body = await read_json_body(request, RollbackTarget, LARGEST_SOURCE_BYTES, ROLLBACK_ADVICE)
     return await store.roll_back(body.to, body.version, options, body.name)
-
-
-@router.post(
-    "/transfer/init",
-    **needs("policy"),
-    summary="Connect the replicas with the trainer",
-    responses=refusals(TrainerNotTrusted, TransferRefused, reads_body=True),
-    openapi_extra=json_request(TRANSFER_INIT),
-)
-async def _init_transfer(store: Store, request: Request) -> TransferWorld:
-    """Connects every replica with the trainer, each at ranks of its own; returns when all are connected."""
-    body = await read_json_body(request, TransferInit, LARGEST_TRANSFER_BYTES, TRANSFER_ADVICE)
-    return TransferWorld(world_size=await store.init_transfer(body.init_info))
-
-
-@router.post(
-    "/transfer/start",
-    **needs("policy"),
-    summary="Pause the replicas for new weights",
-    status_code=204,
-    responses=refusals(TransferRefused, UpdateUnderWay),
-)
-async def _start_transfer(store: Store, options: Annotated[SwitchOptions, Query()]) -> None:
-    """Pauses every replica for the new weights."""
-    await store.start_transfer(options)
-
-
-@router.post(
-    "/transfer/update",
-    **needs("policy"),
-    summary="Receive tensors from the trainer",
-    status_code=204,
-    responses=refusals(TransferRefused, reads_body=True),
-    openapi_extra=json_request(TRANSFER_UPDATE),
-)
-async def _update_transfer(store: Store, request: Request) -> None:
-    """Receives the tensors that the trainer sends at the same time."""
-    body = await read_json_body(request, TransferUpdate, LARGEST_TRANSFER_BYTES, TRANSFER_ADVICE)
-    await store.update_transfer(body.update_info)
-
-
-@router.post(
-    "/transfer/finish",
-    **needs("policy"),
-    summary="Make the received tensors a version",
-    responses=refusals(TransferRefused, VersionRefused),
-)
-async def _finish_transfer(
-    store: Store,
-    version: Annotated[
-        int | None, Query(ge=1, le=LARGEST_VERSION, description="By default one more than the newest version.")
-    ] = None,
-) -> PolicyUpdate:
-    """Makes the sent tensors `version`, by default the next one; every replica goes on with it."""
-    return await store.finish_transfer(version)
 
 
 def _json_reply(model: BaseModel, status: int = 200) -> Response:

@@ -27,9 +27,12 @@ def adapter_folder(name: str) -> Path:
 class ScriptedEngineCore:
     def __init__(self, calls: list[str]) -> None:
         self._calls = calls
+        self.pause_s = 0.0
+        """How long a pause waits for generations."""
 
     async def pause_scheduler_async(self, mode: str, clear_cache: bool) -> None:
         self._calls.append(f"pause mode={mode} clear_cache={clear_cache}")
+        await asyncio.sleep(self.pause_s)
 
 
 class ScriptedLLM:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from inspect import signature
 from typing import Any
 
+from deployments.policy.failures import PolicyUnknown
 from deployments.policy.store import PolicyStore
 from deployments.protocols.weight_versions import CurrentVersions
 from rollout_client.contract.policy import (
@@ -32,8 +33,10 @@ class ScriptedStore:
         self.calls: list[tuple[Any, ...]] = []
         self.arrived = bytearray()
         self.failures: dict[str, Exception] = {}
+        self.answers: dict[str, Any] = dict(ANSWERS)
         self.repeated: PolicyUpdate | None = None
         self.current = 3
+        self.policies = {"", "run-b"}
         self.gate = asyncio.Event()
         """`wait_for` answers while it is set."""
         self.gate.set()
@@ -54,7 +57,7 @@ class ScriptedStore:
             bound = takes.bind(self, *arguments, **named)
             bound.apply_defaults()
             self.note(method, *bound.args[1:])
-            return self.repeated if method == "repeated_update" else ANSWERS.get(method)
+            return self.repeated if method == "repeated_update" else self.answers.get(method)
 
         return called
 
@@ -62,7 +65,9 @@ class ScriptedStore:
         del takes_offered
         self.note("wait_for", *demand)
         await self.gate.wait()
-        return CurrentVersions("store", 1, {"": self.current, "run-b": self.current})
+        if (demand[0] or "") not in self.policies:
+            raise PolicyUnknown.of("policy.name", "there is no policy of this name", demand[0])
+        return CurrentVersions("store", 1, dict.fromkeys(self.policies, self.current))
 
     async def state(self, checksums_within_s: float) -> PolicyState:
         self.note("state", checksums_within_s)

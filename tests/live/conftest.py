@@ -109,7 +109,7 @@ def service_config(checkpoint_root: Path, followed_folder: Path, data_file: Path
         "import_path": "tests.live.following_environment:FollowingEnvironment",
         "data": {"files": str(data_file), "held_out": {"validation": 0.2}},
     }
-    application.args["rollout_records"] = {}
+    application.args |= {"rollout_records": {}, "trainers": {"pause_s": 4}}
     application.args["policy"] = {
         "checkpoint_roots": [str(checkpoint_root)],
         "follow": {"folder": str(followed_folder), "format": "miles_disk_delta", "poll_s": 0.5},

@@ -11,7 +11,6 @@ from ray.serve.schema import ServeDeploySchema
 
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import SampleInput, Sampling
-from rollout_client.trainers.vllm_transfer import RolloutWeightSyncClient
 from tests.live.forward_pass import model_of, perturbed
 from tests.live.played_with_weights import CHECKSUMS_WITHIN_S, assert_of_weights, play
 from tests.live.running_service import READY_WITHIN_S, replicas, scale
@@ -30,12 +29,11 @@ pytestmark = pytest.mark.long
 @pytest.fixture(scope="module", autouse=True)
 def version(client: RolloutClient, service_config: ServeDeploySchema) -> int:
     """The current one: a trainer sent it into the first replica, the second has started with what was saved of it."""
-    transfer = RolloutWeightSyncClient(client)
-    connected(transfer, client.policy.state().transfer_world_size, model_of(perturbed(14))).send_weights()
-    assert transfer.update is not None
+    connected(client, model_of(perturbed(14))).send_weights()
     scale(service_config, "Generator", REPLICAS)
-    wait_for_replicas(client, REPLICAS, transfer.update.version)
-    return transfer.update.version
+    sent = client.policy.state().current
+    wait_for_replicas(client, REPLICAS, sent)
+    return sent
 
 
 def wait_for_replicas(client: RolloutClient, count: int, version: int) -> None:

@@ -1,15 +1,16 @@
 """Weights that a trainer sends straight into the engines of the running service, over gloo."""
 
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import islice
 
 import pytest
+from requests import HTTPError
 
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import SampleResult, Sampling
-from rollout_client.trainers.vllm_transfer import ConnectAgain, RolloutWeightSyncClient
 from tests.live.forward_pass import logprob_differences, model_of, perturbed
 from tests.live.gloo_transfer import update_info_of
 from tests.live.played_with_weights import (
@@ -37,8 +38,7 @@ def saved(client: RolloutClient, version: int) -> str:
 def test_a_transfer_its_saved_version_and_an_equal_push_make_equal_engines(client: RolloutClient) -> None:
     before = client.policy.state(CHECKSUMS_WITHIN_S)
     state = perturbed(32)
-    transfer = RolloutWeightSyncClient(client)
-    connected(transfer, before.transfer_world_size, model_of(state)).send_weights()
+    connected(client, model_of(state)).send_weights()
     version = before.current + 1
     checksum = saved(client, version)
     transferred = client.policy.state(CHECKSUMS_WITHIN_S)
@@ -57,14 +57,12 @@ def test_a_transfer_its_saved_version_and_an_equal_push_make_equal_engines(clien
 def test_one_connection_carries_each_step_and_numbers_go_up(client: RolloutClient) -> None:
     before = client.policy.state()
     model = model_of(perturbed(33))
-    transfer = RolloutWeightSyncClient(client)
-    engine = connected(transfer, before.transfer_world_size, model)
+    engine = connected(client, model)
     versions = []
     for seed in (34, 35):
         model.load_state_dict(perturbed(seed), strict=False)
         engine.send_weights()
-        assert transfer.update is not None
-        versions.append(transfer.update.version)
+        versions.append(client.policy.state().current)
     assert versions == [before.current + 1, before.current + 2]
     assert_of_weights(play(client).samples, versions[-1], perturbed(35))
 
@@ -72,8 +70,7 @@ def test_one_connection_carries_each_step_and_numbers_go_up(client: RolloutClien
 def test_a_transfer_during_rollouts_loses_none_and_tokens_name_weights(client: RolloutClient) -> None:
     old, new = perturbed(36), perturbed(37)
     before = client.push_weights(old).version
-    transfer = RolloutWeightSyncClient(client)
-    engine = connected(transfer, client.policy.state().transfer_world_size, model_of(new))
+    engine = connected(client, model_of(new))
     # Hot enough to babble: most generations are long, and many are under way when the weights change.
     sampling = Sampling(temperature=1.5, max_new_tokens=96)
     results: list[SampleResult] = []
@@ -96,21 +93,23 @@ def test_replicas_go_back_in_place_when_the_trainer_falls_silent(client: Rollout
     state = perturbed(40)
     version = client.push_weights(state).version
     before = client.policy.state(CHECKSUMS_WITHIN_S)
-    transfer = RolloutWeightSyncClient(client)
-    trainer = connected(transfer, before.transfer_world_size, model_of(perturbed(41)))
-    transfer.start_weight_update()
+    trainer = connected(client, model_of(perturbed(41)))
+    trainer.client.start_weight_update()
     metadata = trainer.source.metadata()
     with ThreadPoolExecutor(2) as threads:
         playing = threads.submit(play, client)
-        receiving = threads.submit(transfer.update_weights, asdict(update_info_of(metadata)))
+        receiving = threads.submit(trainer.client.update_weights, asdict(update_info_of(metadata)))
         for _, tensor in islice(trainer.source, sent):
             trainer.send(tensor, receiving)
-        with pytest.raises(ConnectAgain, match=r"go back to the weights before it: .*the trainer sent nothing for 5 s"):
+        with pytest.raises(HTTPError) as refused:
             receiving.result()
+        assert refused.value.response is not None
+        said = refused.value.response.json()["error"]["message"]
+        assert re.search(r"go back to the weights before it: .*the trainer sent nothing for 5 s", said)
         assert_of_weights(playing.result().samples, version, state)
     after = client.policy.state(CHECKSUMS_WITHIN_S)
     assert (after.current, after.replicas) == (version, before.replicas)
-    again, sent_state = RolloutWeightSyncClient(client), perturbed(42)
-    connected(again, after.transfer_world_size, model_of(sent_state)).send_weights()
+    sent_state = perturbed(42)
+    connected(client, model_of(sent_state)).send_weights()
     assert_of_weights(play(client).samples, version + 1, sent_state)
     trainer.shutdown()

@@ -34,7 +34,7 @@ from service.rollouts.episode_records import ServiceBuild
 from service.routes.http_app import build_http_app
 from service.scoring.scoring import Scoring
 from service.services import AppServices
-from service.settings import AdmissionSettings, RequestLimits
+from service.settings import AdmissionSettings, RequestLimits, TrainersSettings
 from tests.fakes.model_server import REFUSED, ScriptedModelServer
 from tests.fakes.policy_store import ScriptedStore
 from tests.paths import TINY_MODEL
@@ -77,12 +77,14 @@ class ScriptedHttp:
         recorder: RolloutRecorder | None = None,
         reports: TrainerReports | None = None,
         store: ScriptedStore | None = None,
+        trainers: TrainersSettings | None = None,
+        description: GeneratorDescription = DESCRIPTION,
     ) -> None:
         self.store = store or ScriptedStore()
         self.generator = generator or ScriptedGenerator(["A"])
         tasks = ("math", "sliding_puzzle")
         self.environments = {task: ScriptedEnvironment([outcome(terminated=True)]) for task in tasks}
-        factory = EpisodeFactory(frozenset(self.environments), DESCRIPTION, tokenizer, limits)
+        factory = EpisodeFactory(frozenset(self.environments), description, tokenizer, limits)
         policy = RemotePolicy(self.store)  # type: ignore[arg-type]
         self.admission = Admission(admission or AdmissionSettings(), MAX_MODEL_LEN)
         parts = self.generator, self.environments, policy, factory, limits, self.admission
@@ -91,7 +93,7 @@ class ScriptedHttp:
         sessions = None
         if calls is not None and session_store is not None:
             sessions = AgentSessions(session_store, policy, access, self.environments)
-        kept = {"sessions": sessions, "images": images, "records": recorder, "reports": reports}
+        kept = {"sessions": sessions, "images": images, "records": recorder, "reports": reports, "trainers": trainers}
         self.app = app_of(self.generator, self.rollouts, access, sets_request_id_header, calls, **kept)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
@@ -139,7 +141,7 @@ def app_of(
 ) -> FastAPI:
     """An application with a state of its own. Its routes are built once for all tests: each time takes 0.1 s.
 
-    Args: `kept` are jobs, sessions, images, records and reports, where the service keeps these.
+    Args: `kept` are the settings of trainers, and jobs, sessions, images, records and reports where it keeps these.
     """
     calls = calls or ModelCalls(ScriptedModelServer(REFUSED), rollouts.policy, rollouts.admission)
     app = copy(app_without_state(sets_request_id_header))

@@ -48,6 +48,11 @@ def task(**fields: Any) -> dict[str, Any]:
         ({"engine": {"model": "m", "gpu_memory_utilization": 0.96}}, r"0\.96 leaves no memory for the layers"),
         ({"policy": {"follow": FOLLOWED}}, "nowhere://x cannot be read here: Protocol not known: nowhere"),
         ({"policy": {"follow": {"folder": "/f"}}}, "format"),
+        (
+            {"policy": {"transfer": {"trainers": ["10.0.0.4:29500"]}}},
+            r"by the routes of trainers: add `trainers: \{\}`",
+        ),
+        ({"trainers": {"pause_s": 0}}, r"trainers\.pause_s"),
         (task(user_simulator={"model": "user"}), "user_simulator.model: there is no user under models"),
         ({"access": {"keys_file": "k"}, **task(**POLICY_AS_USER)}, "math.models.user.api_key_variable is missing"),
         ({"sessions": {}, **task(**GAME)}, "import_path has no meaning beside agent.game"),

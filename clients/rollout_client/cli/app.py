@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from rollout_client.cli.commands.bench import bench
+from rollout_client.cli.commands.conformance import conformance
 from rollout_client.cli.commands.evaluate import evaluate
 from rollout_client.cli.commands.play import play, view
 from rollout_client.cli.commands.policy import policy_app, push
@@ -46,7 +47,7 @@ def main(
     """Plays rollouts at a rollout service, shows and changes its weights."""
 
 
-for command in (tasks, info, status, play, run, view, export, replay, bench, push, doctor):
+for command in (tasks, info, status, play, run, view, export, replay, bench, push, doctor, conformance):
     app.command()(command)
 app.command("eval")(evaluate)
 app.command(

@@ -22,17 +22,15 @@ The answer is 202 with an `UploadState` while chunks are missing. After the last
 and loads them into every replica; the answer is then 200 with a `PolicyUpdate`.
 
 **Transfer.** A trainer on the same network sends the weights straight into the engines, with one of vLLM's
-weight-transfer backends, if the service's config lists its address (`policy.transfer.trainers`). Its steps are
-`POST /policy/transfer/init`, `start`, `update` and `finish`. `init` connects the trainer with every replica, and is
-repeated when the set of replicas has changed; `start` to `finish` are one transfer. One replica saves what arrives, and
-the policy store gets it afterwards: then the version has a checksum. Where that fails, a replica that starts later
-waits for the next full version or the next transfer.
+weight-transfer backends, by vLLM's own routes and client, if the config has `trainers` and lists the trainer's address
+(`policy.transfer.trainers`). One replica saves what arrives, and the policy store gets it afterwards: then the version
+has a checksum. Where that fails, a replica that starts later waits for the next full version or the next transfer.
 
 Times are in seconds, sizes in bytes.
 """
 
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -50,7 +48,7 @@ IfBusy = Literal["wait", "refuse"]
 
 
 class SwitchOptions(Strict):
-    """How the replicas change to new weights. The query of `POST /policy/transfer/start`."""
+    """How the replicas change to new weights."""
 
     mode: PauseMode = "keep"
     """The fate of generations in progress. `keep`: they pause, and continue with the new weights. `wait`: they
@@ -293,27 +291,6 @@ class ReplicaUpdate(Lenient):
     canary_s: float = 0.0
     """Seconds after that in which its generations waited until it had tried the weights; 0 for all but the replica that
     tried them for all."""
-
-
-class TransferInit(Strict):
-    """Body of `POST /policy/transfer/init`."""
-
-    init_info: dict[str, Any]
-    """The init info that vLLM's trainer side sends to one engine. The service adds a `rank_offset` for each replica."""
-
-
-class TransferWorld(Lenient):
-    """The answer of `POST /policy/transfer/init`."""
-
-    world_size: int = Field(ge=1)
-    """Number of processes in the transfer, the trainer's included."""
-
-
-class TransferUpdate(Strict):
-    """Body of `POST /policy/transfer/update`."""
-
-    update_info: dict[str, Any] | list[dict[str, Any]]
-    """The update info that vLLM's trainer side sends. A list has one entry per worker, in the order of their ranks."""
 
 
 class PolicyUpdate(Lenient):

@@ -5,12 +5,14 @@ where a session asks, before their callers see their ends. An answer that shows 
 so does a text completion that shows log-probabilities.
 """
 
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import orjson
 from fastapi import Request
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -182,7 +184,26 @@ class AnsweredTokens(ServingTokens):
             refuse_without_columns(request.sampling_params, call, self.model_config.max_logprobs)
             with answered_failures():
                 await session.prepare_tokens(request.token_ids)
-        return await _noted(await super().serve_tokens(request, raw_request), call, shows_versions=False)
+        answer = await _noted(await super().serve_tokens(request, raw_request), call, shows_versions=False)
+        if isinstance(answer, ErrorResponse):
+            return answer
+        if isinstance(answer, BaseModel):
+            return _with_tokens(bytes(JSONResponse(answer.model_dump()).body))
+        return _events_with_tokens(answer)
+
+
+_TOKEN_ID = re.compile(rb'"token_id":(\d+)')
+
+
+def _with_tokens(body: bytes) -> bytes:
+    """`"token": "token_id:5"` beside each `"token_id": 5`: vLLM said it so before 0.32, and trainers read it."""
+    return _TOKEN_ID.sub(rb'"token":"token_id:\1","token_id":\1', body)
+
+
+async def _events_with_tokens(events: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+    async with aclosing(events):
+        async for event in events:
+            yield _with_tokens(event.encode()).decode()
 
 
 def _fill_params(request: GenerateRequest, call: ServedCall) -> None:

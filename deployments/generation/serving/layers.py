@@ -28,7 +28,7 @@ from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.failures import GenerationRejected
-from deployments.generation.engine import VLLMEngine
+from deployments.generation.engine import VLLMEngine, served_names
 from deployments.generation.serving.answered_layers import (
     AnsweredChat,
     AnsweredCompletions,
@@ -40,7 +40,7 @@ from deployments.generation.serving.call_aborts import CallAborts
 from deployments.generation.serving.endpoints import VLLMEndpoint, answer_parts
 from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.serving.recording_client import RecordingClient
-from deployments.generation.serving.served_call import ServedCall
+from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
 from deployments.generation.serving.session_call import SessionCall, SessionCallClient
 from deployments.generation.serving.session_renderer import SessionOnlineRenderer
 from deployments.generation.serving.sglang_generate import AnsweredGenerate
@@ -65,6 +65,14 @@ _PLAIN_TEMPLATE: dict[str, Any] = {"chat_template": None, "chat_template_content
 """The model's own chat template."""
 
 
+class _ServedModels(OpenAIServingModels):
+    """Takes, besides the names that it lists, the model's path and the name of the call's own policy."""
+
+    def is_base_model(self, model_name: str) -> bool:
+        policy = CURRENT_CALL.get().request.policy
+        return super().is_base_model(model_name) or model_name in (policy, self.model_config.model)
+
+
 def _endpoints(
     client: RecordingClient,
     settings: ResponseSettings,
@@ -83,8 +91,8 @@ def _endpoints(
     install_in_servers(REQUESTS, with_messages=(ChatCompletionRequest, TokenizeChatRequest))
     engine: Any = client
     root = public_model_name(engine.model_config.model)
-    paths = [BaseModelPath(name=name, model_path=root) for name in _served_names(engine)]
-    models = OpenAIServingModels(engine_client=engine, base_model_paths=paths)
+    paths = [BaseModelPath(name=name, model_path=root) for name in served_names(engine.model_config)]
+    models = _ServedModels(engine_client=engine, base_model_paths=paths)
     parsers: dict[str, Any] = {
         "enable_auto_tools": settings.tool_call_parser is not None,
         "tool_parser": settings.tool_call_parser,
@@ -126,15 +134,6 @@ def _endpoints(
         "generate": endpoint(SGLangRequest, generate.answer),
         "inference/v1/generate": endpoint(GenerateRequest, tokens.serve_tokens),
     }
-
-
-def _served_names(engine: Any) -> list[str]:
-    """By what names callers may ask for the model, the first one being that in answers.
-
-    vLLM names a model by its path where `served_model_name` is not set.
-    """
-    named = engine.model_config.served_model_name
-    return [public_model_name(name) for name in ([named] if isinstance(named, str) else named)]
 
 
 def _template_renderer(engine: VLLMEngine, split_special_tokens: SplitSpecialTokens) -> TemplateRenderer:

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -141,7 +142,9 @@ class World:
         self.takes_s = 0.0
         self.unseen: set[str] = set()
         """Labels of adapters that change no log-probability."""
-        weights = SimpleNamespace(loaded=LoadedWeights(4), is_on_trial=False, in_transfer=False)
+        weights = SimpleNamespace(
+            loaded=LoadedWeights(4), is_on_trial=False, in_transfer=False, held_s=0.0, release=AsyncMock()
+        )
         canary = SimpleNamespace(try_adapter=self.try_adapter)
         engine: Any = SimpleNamespace(adapters=self.adapters, canary=canary, weights=weights, is_alive=self.is_alive)
         self.commands = ScriptedCommands()

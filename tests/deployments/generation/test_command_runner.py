@@ -61,6 +61,7 @@ class ScriptedWeights:
     loaded: LoadedWeights = field(default_factory=LoadedWeights)
     is_on_trial: bool = False
     canary_s: float = 0.0
+    held_s: float = 0.0
     in_transfer: bool = False
     changes_nothing: bool = False
     calls: list[str] = field(default_factory=list)

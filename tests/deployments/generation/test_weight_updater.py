@@ -1,5 +1,6 @@
 """The calls to the engine that change its weights: their order, the pause, and what a failure leaves."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from deployments.policy.commands import CommandCosts, LoadedWeights, SwapOptions
 from rollout_client.contract.policy import PauseMode
 from tests import virtual_time
 from tests.fakes.async_llm import ScriptedLLM, adapter_folder
-from tests.virtual_time import run, runs, settled
+from tests.virtual_time import now, run, runs, settled
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
@@ -93,6 +94,66 @@ async def test_a_file_that_a_worker_cannot_read_is_not_staged() -> None:
         await updater.stage(1, WEIGHTS)
     with pytest.raises(RuntimeError, match="Nothing is staged"):
         await updater.swap(SwapOptions())
+
+
+@virtual_time.test
+async def test_a_hold_pauses_until_it_is_released_and_a_release_alone_does_nothing() -> None:
+    llm = ScriptedLLM()
+    updater = updater_of(llm)
+    await updater.release()
+    await updater.hold("wait", 20.0)
+    assert (llm.calls, updater.is_held, updater.is_paused) == (["pause mode=wait clear_cache=False"], True, False)
+    await updater.release()
+    await asyncio.sleep(30.0)
+    assert (llm.calls[1:], updater.is_held) == (["resume"], False)
+
+
+@virtual_time.test
+async def test_a_hold_that_nobody_ends_ends_with_the_lease_of_the_last_one(caplog: pytest.LogCaptureFixture) -> None:
+    llm = ScriptedLLM()
+    updater = updater_of(llm)
+    await updater.hold("keep", 20.0)
+    await asyncio.sleep(15.0)
+    await updater.hold("abort", 20.0)
+    await asyncio.sleep(19.9)
+    assert (updater.is_held, updater.aborts, "resume" in llm.calls) == (True, 1, False)
+    await asyncio.sleep(0.2)
+    assert (updater.is_held, llm.calls[-1]) == (False, "resume")
+    assert caplog.messages == ["Generations go on: nobody has ended the pause within its lease."]
+
+
+@virtual_time.test
+async def test_a_hold_whose_generations_do_not_end_in_its_lease_fails_and_generations_go_on() -> None:
+    llm = ScriptedLLM()
+    updater = updater_of(llm)
+    llm.engine_core.pause_s = 30.0
+    with pytest.raises(WeightsFailed, match="generations had not ended after 20 s"):
+        await updater.hold("wait", 20.0)
+    assert (now(), updater.is_held, llm.calls[-1]) == (20.0, False, "resume")
+
+
+@virtual_time.test
+async def test_new_weights_end_a_hold_without_a_generation_in_between() -> None:
+    llm = full_weights()
+    updater = updater_of(llm)
+    await updater.stage(3, WEIGHTS)
+    await updater.hold("keep", 20.0)
+    llm.calls.clear()
+    await updater.swap(SwapOptions())
+    assert [call.split()[0] for call in llm.calls] == ["pause", "swap_staged", "label", "resume"]
+    await asyncio.sleep(30.0)
+    assert (updater.is_held, llm.calls.count("resume")) == (False, 1)
+
+
+@virtual_time.test
+async def test_an_engine_that_waits_for_weights_is_neither_held_nor_released() -> None:
+    llm = ScriptedLLM(begin_saving=[[None]])
+    updater = updater_of(llm)
+    await updater.start_transfer(SwapOptions(), WEIGHTS)
+    with pytest.raises(WeightsFailed, match="an update that did not end"):
+        await updater.hold("keep", 20.0)
+    await updater.release()
+    assert (updater.is_paused, "resume" in llm.calls) == (True, False)
 
 
 @virtual_time.test

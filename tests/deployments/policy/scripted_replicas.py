@@ -17,8 +17,10 @@ from deployments.policy.commands import (
     CommandReport,
     CommandSource,
     FinishTransfer,
+    Hold,
     LoadedWeights,
     NumberedCommand,
+    Release,
     ReplicaNotRegistered,
     ReplicaRegistration,
     SaveTransfer,
@@ -32,6 +34,7 @@ from deployments.policy.failures import WeightsRefused
 from deployments.policy.node_files import WeightsNotFetched
 from deployments.policy.replica_registry import ReplicaRegistry
 from tests.fakes.cluster import ScriptedCluster
+from tests.virtual_time import now
 
 Step = Literal["ok", "error", "die", "die after", "hang", "register again"]
 """The replica's answer to a command. `die` and `die after`: it dies before or after it has carried it out, without
@@ -106,6 +109,8 @@ class ScriptedReplica:
     """Its step with the next command of a kind, in place of that of the script."""
     changes_nothing: bool = False
     """Whether its canaries say the same of new weights as of those before."""
+    held_until: float = 0.0
+    """When its hold ends."""
     deltas: list[int] = field(default_factory=list)
     """The versions that its node has made of a delta."""
 
@@ -128,9 +133,13 @@ class ScriptedReplica:
         held = {version: self.keys.get(version) for version in (self.loaded.full, self.loaded.adapter) if version}
         keys = {version: key for version, key in held.items() if key is not None}
         registration = ReplicaRegistration(
-            self.name, self, self.workers, self.loaded, keys, self.is_on_trial, self.named
+            self.name, self, self.workers, self.loaded, keys, self.is_on_trial, self.named, self.held_s
         )
         await self.store.register(registration)
+
+    @property
+    def held_s(self) -> float:
+        return max(self.held_until - now(), 0.0)
 
     def end(self) -> None:
         self.is_alive = False
@@ -162,7 +171,7 @@ class ScriptedReplica:
             raise Died
         if step == "hang":
             await asyncio.Event().wait()
-        report = CommandReport(numbered.number, self.loaded)
+        report = CommandReport(numbered.number, self.loaded, held_s=self.held_s)
         if step == "error":
             return replace(report, error=f"OSError: {self.name} has no room", broken=isinstance(numbered.command, Swap))
         try:
@@ -178,6 +187,7 @@ class ScriptedReplica:
             return self._saved(report, numbered.command.version)
         is_tried = isinstance(numbered.command, Canary | SetAdapters)
         costs = COSTS.get(type(numbered.command), CommandCosts())
+        report = replace(report, held_s=self.held_s)
         return replace(report, loaded=self.loaded, costs=costs, changes_nothing=is_tried and self.changes_nothing)
 
     def _saved(self, report: CommandReport, version: int) -> CommandReport:
@@ -190,7 +200,11 @@ class ScriptedReplica:
         return replace(report, saved=VersionPayload(version, "full", len(self.saves), self.saved_checksum, file))
 
     def _carry_out(self, numbered: NumberedCommand) -> None:
+        if isinstance(numbered.command, Swap | SetAdapters | Release):
+            self.held_until = 0.0
         match numbered.command:
+            case Hold(_, lease_s):
+                self.held_until = now() + lease_s
             case Stage(payload):
                 self.staged = payload
                 self.keys[payload.version] = payload.key

@@ -139,6 +139,12 @@ async def test_while_a_checkpoint_is_read_its_number_is_taken(world: World, tmp_
         await world.store.load_checkpoint(1, "/", PushOptions())
 
 
+@in_world(checkpoint_roots=[str(MODEL)])
+async def test_a_checkpoint_without_a_number_is_a_version_of_its_own_each_time(world: World) -> None:
+    loaded = [await world.store.load_checkpoint(None, str(MODEL), PushOptions()) for _ in range(2)]
+    assert [update.version for update in loaded] == [1, 2]
+
+
 @in_world(keep_versions=2)
 async def test_the_newest_full_versions_are_kept_as_bases(world: World) -> None:
     full = [(weights(version), dict[str, Any]()) for version in (2, 3, 4)]

@@ -151,7 +151,7 @@ async def test_every_replica_takes_every_step_and_the_version_is_made(world: Wor
         begin, *others = commands(replica)[2:]
         assert isinstance(begin, StartTransfer)
         assert begin.options == SwapOptions("abort", reset_prefix_cache=False)
-        updates = [UpdateTransfer(WEIGHTS, 30.0), UpdateTransfer(share, 30.0)]
+        updates = [UpdateTransfer(WEIGHTS, 20.0), UpdateTransfer(share, 20.0)]
         assert others == [*updates, ApplyTransfer(), FinishTransfer(7)]
         # The first one saves what arrives, as a file with the tensors of the checkpoint.
         assert (begin.header is None) == (replica is not replicas[0])

@@ -1,12 +1,15 @@
 """Keys over HTTP: who is let in, who is not, and what is said then."""
 
+from base64 import b64encode
 from pathlib import Path
 
 import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-from service.routes import tinker
+from service.access.keys import SCOPES
+from service.routes import tinker, trainers
+from service.settings import TrainersSettings
 from tests.fakes.scoring_generator import ScoringGenerator
 from tests.service.keyed_http import KeyedHttp, access_of_a_key
 from tests.service.openapi_document import DOCUMENT, OPERATIONS
@@ -17,8 +20,7 @@ ROUTES_OF_SCOPES = {
     "read": """GET mismatch, GET models, GET get_model_info, GET loads, GET model_info, GET workers, GET tasks,
         GET info, GET metrics, GET info/vocabulary, GET policy, GET policy/layout""",
     "policy": """GET policy/versions/{version}/upload, PUT policy/versions/{version}, DELETE policy/names/{name},
-        POST policy/rollback, POST policy/transfer/init, POST policy/transfer/start, POST policy/transfer/update,
-        POST policy/transfer/finish""",
+        POST policy/rollback""",
     "rollout": """POST rollout, GET rollouts, GET rollouts/{rollout_id}, POST rollouts/logprobs,
         POST jobs, GET jobs, GET jobs/{job_id}, GET jobs/{job_id}/events, GET jobs/{job_id}/cursor,
         POST jobs/{job_id}/acknowledge, DELETE jobs, DELETE jobs/{job_id},
@@ -93,6 +95,31 @@ def test_a_route_refuses_no_key_and_one_of_another_scope(keyed: KeyedHttp, name:
     assert not keyed.service.has_started_something
 
 
+def test_a_key_may_be_the_password_in_the_address_and_nothing_else_of_it(keyed: KeyedHttp) -> None:
+    key = keyed.keys["read"]
+    given = {f"any:{key}": 200, f":{key}": 200, f"{key}:": 401, key: 401, f"{key}:other": 401}
+    for credentials, status in given.items():
+        encoded = b64encode(credentials.encode()).decode()
+        assert call(keyed.service, "GET /v1/policy", f"Basic {encoded}").status_code == status
+    for malformed in ("Basic", "Basic !", f"Basic {key}"):
+        assert call(keyed.service, "GET /v1/policy", malformed).status_code == 401
+
+
+def test_trainers_need_the_scope_of_what_they_do(tmp_path: Path) -> None:
+    keyed = KeyedHttp(tmp_path, trainers=TrainersSettings())
+    for route in trainers.router.routes:
+        assert isinstance(route, APIRoute)
+        name = f"{min(route.methods)} {route.path}"
+        needed = "read" if "GET" in route.methods else "rollout" if "session" in route.path else "policy"
+        refused = call(keyed.service, name, None, prefix="")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, 401)
+        answers = {
+            scope: call(keyed.service, name, keyed.bearer(scope)["authorization"], prefix="") for scope in SCOPES
+        }
+        allowed = {scope for scope, answer in answers.items() if answer.status_code != 403}
+        assert allowed == {needed, "admin"}, name
+
+
 @pytest.mark.parametrize("name", OPEN)
 def test_an_open_route_asks_for_no_key(keyed: KeyedHttp, name: str) -> None:
     assert call(keyed.service, name, None).status_code == 200
@@ -105,7 +132,7 @@ def test_the_refusals_of_a_key_are_documented(name: str) -> None:
 
 def test_no_route_has_its_body_read_before_its_key_is_checked() -> None:
     routes = [route for route in ScriptedHttp().app.routes if isinstance(route, APIRoute)]
-    assert len(routes) == 2 * len(OPERATIONS) + len(tinker.router.routes)
+    assert len(routes) == 2 * len(OPERATIONS) + len([*tinker.router.routes, *trainers.router.routes])
     assert [route.path for route in routes if route.body_field is not None] == []
 
 

@@ -2,17 +2,19 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from deployments.failures import GenerationLost
+from deployments.failures import GenerationLost, PolicyStoreLost
 from deployments.protocols.model_server import ServedPart, ServedRequest, ServedTokens
 from deployments.sessions.records import OpenSession
+from rollout_client.contract.base import PolicyDemand
 from rollout_client.contract.rollouts import Sampling
 from rollout_client.contract.sessions import SessionRequest
 from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
-from service.model_server.calls import FORGET_AFTER_S, ModelCalls, _of_session
+from service.model_server.calls import ANY_WEIGHTS, FORGET_AFTER_S, ModelCalls, _of_session
 from service.remote.policy import RemotePolicy
 from service.settings import AdmissionSettings
 from tests import virtual_time
@@ -24,11 +26,12 @@ BODY = b"x" * 76
 
 
 class World:
-    def __init__(self, parts: Sequence[ServedPart | Exception | float] = ()) -> None:
+    def __init__(self, parts: Sequence[ServedPart | Exception | float] = (), model_names: Sequence[str] = ()) -> None:
         self.server = ScriptedModelServer(parts)
+        self.store = ScriptedStore()
         self.admission = Admission(AdmissionSettings(), max_model_len=100)
-        policy = RemotePolicy(ScriptedStore())  # type: ignore[arg-type]
-        self.calls = ModelCalls(self.server, policy, self.admission)
+        policy = RemotePolicy(self.store)  # type: ignore[arg-type]
+        self.calls = ModelCalls(self.server, policy, self.admission, model_names)
 
 
 @virtual_time.test
@@ -89,6 +92,52 @@ async def test_calls_of_a_routing_key_are_turns_of_one_party_until_it_is_silent(
     assert world.server.released == [own]
     await asyncio.sleep(FORGET_AFTER_S)
     assert sorted(world.server.released) == sorted([own, first, other])
+
+
+@virtual_time.test
+async def test_a_routing_key_that_ended_is_forgotten_at_once_and_an_unknown_one_is_nothing() -> None:
+    world = World([ServedPart(b"{}", 200, "application/json", ServedTokens(1, 1))])
+    answer = await world.calls.answer("generate", BODY, "r", TEAM, routing_key="k")
+    await answer.whole()
+    world.calls.end_routing_key("k", ANYBODY)
+    world.calls.end_routing_key("other", TEAM)
+    assert world.server.released == []
+    world.calls.end_routing_key("k", TEAM)
+    await asyncio.sleep(2 * FORGET_AFTER_S)
+    assert world.server.released == [world.server.requests[0].rollout_id]
+
+
+OF_A = PolicyDemand(name="run-a")
+
+
+@pytest.mark.parametrize(
+    ("model", "demand", "makes"),
+    [
+        ("tiny", ANY_WEIGHTS, None),
+        (None, ANY_WEIGHTS, None),
+        (["run-b"], ANY_WEIGHTS, None),
+        ("claude", ANY_WEIGHTS, None),
+        ("run-b", ANY_WEIGHTS, "run-b"),
+        ("run-b", PolicyDemand(min_version=3), "run-b"),
+        ("run-b", OF_A, "run-a"),
+    ],
+)
+@virtual_time.test
+async def test_a_call_that_names_a_policy_as_its_model_is_made_by_it(
+    model: Any, demand: PolicyDemand, makes: str | None
+) -> None:
+    world = World(model_names=("tiny",))
+    made = await world.calls.demand_of_model(model, demand)
+    assert made == demand.model_copy(update={"name": makes})
+
+
+@virtual_time.test
+async def test_only_a_name_that_a_policy_may_have_is_asked_for_at_the_store() -> None:
+    world = World()
+    world.store.failures["wait_for"] = PolicyStoreLost("gone")
+    assert await world.calls.demand_of_model("org/run-b", ANY_WEIGHTS) == ANY_WEIGHTS
+    with pytest.raises(PolicyStoreLost):
+        await world.calls.demand_of_model("run-b", ANY_WEIGHTS)
 
 
 @virtual_time.test

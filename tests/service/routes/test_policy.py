@@ -16,7 +16,6 @@ from deployments.policy.failures import (
     PolicyNotCurrent,
     PolicyUnknown,
     SourceRefused,
-    TrainerNotTrusted,
     UpdateUnderWay,
     VersionRefused,
     VersionUnknown,
@@ -214,8 +213,6 @@ def test_a_rollback_names_the_version_and_the_options() -> None:
 PUSH = ("PUT", "/policy/versions/7", {"content": b"weights"})
 LOAD = ("PUT", "/policy/versions/7", {"json": {"checkpoint": "/etc"}})
 ROLL_BACK = ("POST", "/policy/rollback", {"content": '{"to": 5}'})
-NO_INFO: dict[str, Any] = {"json": {"init_info": {}}}
-INIT = ("POST", "/policy/transfer/init", NO_INFO)
 DROP = ("DELETE", "/policy/names/b", {"json": None})
 PLAY = ("POST", "/rollout", {"json": {"samples": [SAMPLE], "policy": {"name": "b", "version": 9}}})
 CALL = ("POST", "/v1/completions?version=3", {"json": {"prompt": "Hi"}})
@@ -236,7 +233,6 @@ SCORE = ("POST", "/score", {"json": {"sequences": [[1, 2]], "policy": {"name": "
         ("roll_back", VersionUnknown, 404, "version-unknown", ROLL_BACK),
         ("upload_state", VersionUnknown, 404, "version-unknown", ("GET", "/policy/versions/7/upload", {})),
         ("wait_for", PolicyNotCurrent, 409, "policy-not-current", ("GET", "/policy?min_version=4", {})),
-        ("init_transfer", TrainerNotTrusted, 403, "trainer-not-trusted", INIT),
         ("drop_policy", PolicyUnknown, 404, "policy-unknown", DROP),
         ("wait_for", PolicyUnknown, 404, "policy-unknown", PLAY),
         ("wait_for", PolicyUnknown, 404, "policy-unknown", SCORE),
@@ -295,26 +291,6 @@ def test_the_state_is_returned_once_a_version_is_current() -> None:
     assert service.request("GET", "/policy?min_version=3&wait_s=1.5").status_code == 200
     assert service.request("GET", "/policy?min_version=3").status_code == 200
     assert service.store.named("wait_for") == [(None, 3, None, 1.5), (None, 3, None, 0.0)]
-
-
-def test_a_transfer_goes_step_by_step() -> None:
-    service = ScriptedHttp()
-    for step, body, answered in (
-        ("init", {"init_info": {"world_size": 3}}, {"world_size": 3}),
-        ("start?mode=wait", None, None),
-        ("update", {"update_info": [{"names": ["w"]}]}, None),
-        ("finish", None, UPDATE_JSON),
-        ("finish?version=9", None, UPDATE_JSON),
-    ):
-        answer = service.request("POST", f"/policy/transfer/{step}", json=body)
-        assert (answer.status_code, answer.content and answer.json()) == ((200, answered) if answered else (204, b""))
-    assert service.store.calls == [
-        ("init_transfer", {"world_size": 3}),
-        ("start_transfer", SwitchOptions(mode="wait")),
-        ("update_transfer", [{"names": ["w"]}]),
-        ("finish_transfer", None),
-        ("finish_transfer", 9),
-    ]
 
 
 # Named policies

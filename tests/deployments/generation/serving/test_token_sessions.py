@@ -135,3 +135,5 @@ async def test_vllms_answer_says_which_weights_made_its_ids() -> None:
     assert choice["token_ids"] == ids
     assert choice["weight_versions"] == [{"version": "0", "start": 0, "end": 3}]
     assert [one["logprob"] for one in choice["logprobs"]["content"]] == [-0.25] * 3
+    named = [(one["token_id"], one["token"]) for one in choice["logprobs"]["content"]]
+    assert named == [(token_id, f"token_id:{token_id}") for token_id in ids], "as vLLM named them before 0.32"
