@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     add("--model", default=str(EMBEDDED_MODEL), help="Folder of the model, as `engine.model` of the config.")
     add("--steps", type=int, default=250, help="Of the optimizer; the service gets an adapter after each.")
     add("--max-staleness", type=int, default=2, help="Steps that a rollout may be older than the trainer.")
-    add("--learning-rate", type=float, default=1e-3, help="Of the adapter.")
+    add("--learning-rate", type=float, default=3e-4, help="Of the adapter.")
     return parser
 
 
