@@ -161,8 +161,9 @@ class CommandRunner:
                 logger.warning("The command %s failed, and %s: %s", name, follows, _first_line(failure))
                 logger.info("The traceback of the command %s that failed:", name, exc_info=failure)
         is_broken = self.broken is not None
-        report = CommandReport(numbered.number, self._weights.loaded, error, is_broken, held_s=self._weights.held_s)
-        return replace(report, **done._asdict())
+        return CommandReport(
+            numbered.number, self._weights.loaded, error, is_broken, held_s=self._weights.held_s, **done._asdict()
+        )
 
     async def _carry_out(self, command: Command) -> _Done:
         match command:

@@ -95,13 +95,12 @@ class _FinishBody(Lenient):
     weight_version: str | None = Field(default=None, pattern=r"^[1-9]\d{0,17}$")
 
 
-class _AdapterBody(Lenient):
-    lora_name: PolicyName
-    lora_path: str
-
-
 class _AdapterName(Lenient):
     lora_name: PolicyName
+
+
+class _AdapterBody(_AdapterName):
+    lora_path: str
 
 
 class _RpcBody(Lenient):

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import pairwise
 from math import exp, log
@@ -21,11 +21,10 @@ from uuid import uuid4
 
 import httpx
 import typer
-from pydantic_core import to_json
 from rich.console import Console
 
 from rollout_client.calls.options import KEY_VARIABLE, key_in_file, service_url, without_password
-from rollout_client.cli.output import FAILED, AsJson, errors_as_sentences, out, plain, table
+from rollout_client.cli.output import FAILED, AsJson, errors_as_sentences, plain, show, table
 
 _MILES = "miles at 31f1ca9, docs/advanced/disaggregated-rollout.md"
 _TRL = "TRL 1.16, experimental/async_grpo/async_rollout_worker.py"
@@ -108,7 +107,7 @@ class _Server:
             try:
                 await self.generate(tokens=1)
             except (_NotOffered, _Refused, KeyError, IndexError, TypeError) as refusal:
-                refusals.append(f"{refusal!r}")
+                refusals.append(repr(refusal))
             else:
                 return
         raise _NotOffered(f"it answers neither /inference/v1/generate nor /generate: {'; '.join(refusals)}")
@@ -235,6 +234,7 @@ async def _distances(server: _Server, temperature: float) -> list[float]:
         expected = (at or {}).get(token)
         if expected is None:
             raise _NotOffered("the server gives no log-probability of a prompt's token")
+        highest = lowest = expected
         if temperature not in (0.0, 1.0):
             if at is None or len(at) < _LIKELIEST // 2:
                 raise _NotOffered("the server names no likeliest tokens of a prompt")
@@ -242,9 +242,7 @@ async def _distances(server: _Server, temperature: float) -> list[float]:
             # The others are none of them likelier than the least likely one that is named.
             others = max(1 - sum(map(exp, at.values())), 0) * exp(min(at.values()) * (1 / temperature - 1))
             highest, lowest = (expected / temperature - log(total) for total in (named, named + others))
-            found.append(max(logprob - highest, lowest - logprob, 0.0))
-            continue
-        found.append(abs(logprob - expected))
+        found.append(max(logprob - highest, lowest - logprob, 0.0))
     return found
 
 
@@ -493,7 +491,7 @@ async def findings(
             saw = await check(server)
         except _NotOffered as missing:
             result, saw = "not offered", str(missing)
-        except (_Violated, _Refused, httpx.HTTPError, KeyError, IndexError, TypeError, ValueError) as violated:
+        except (_Violated, httpx.HTTPError, KeyError, IndexError, TypeError, ValueError) as violated:
             result, saw = "fail", str(violated) if isinstance(violated, _Violated) else repr(violated)
         found.append(CheckResult(name, result, saw, source))
     return found
@@ -528,13 +526,7 @@ def conformance(
             found = asyncio.run(ask())
         except httpx.HTTPError as error:
             raise ValueError(f"{without_password(address)} does not answer: {error}") from error
-    if as_json:
-        typer.echo(to_json([asdict(finding) for finding in found], indent=2))
-    else:
-        rows = [
-            (finding.check, plain(finding.result, _COLOURS[finding.result]), finding.saw, finding.demanded_by)
-            for finding in found
-        ]
-        out().print(table(without_password(address), ("check", "result", "saw", "demanded by"), rows))
+    rows = [(each.check, plain(each.result, _COLOURS[each.result]), each.saw, each.demanded_by) for each in found]
+    show(found, as_json, table(without_password(address), ("check", "result", "saw", "demanded by"), rows))
     if any(finding.result == "fail" for finding in found):
         raise typer.Exit(FAILED)
