@@ -45,7 +45,8 @@ def parser() -> argparse.ArgumentParser:
     add("--model", default=str(EMBEDDED_MODEL), help="Folder of the model, as `engine.model` of the config.")
     add("--steps", type=int, default=250, help="Of the optimizer; the service gets an adapter after each.")
     add("--max-staleness", type=int, default=2, help="Steps that a rollout may be older than the trainer.")
-    add("--learning-rate", type=float, default=3e-4, help="Of the adapter.")
+    add("--learning-rate", type=float, default=3e-4, help="Of what is trained.")
+    add("--all-weights", action="store_true", help="Train the model, which TRL sends by NCCL, in place of an adapter.")
     return parser
 
 
@@ -87,7 +88,7 @@ def train(options: argparse.Namespace) -> list[dict[str, float]]:
         ),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"),
+        peft_config=None if options.all_weights else LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"),
     )
     trainer.train()
     return [logged for logged in trainer.state.log_history if "reward" in logged]
@@ -134,7 +135,7 @@ def main() -> None:
         client.wait_until_ready()
         before = held_out_accuracy(client, None)
         logged = train(options)
-        after = held_out_accuracy(client, newest_adapter(client))
+        after = held_out_accuracy(client, None if options.all_weights else newest_adapter(client))
     ratios = [step["ratio"] for step in logged if "ratio" in step]
     figures = {"held_out": [before, after], "steps": len(logged), "ratio": [min(ratios), max(ratios)] if ratios else []}
     sys.stdout.write(f"{json.dumps(figures)}\n")

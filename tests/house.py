@@ -35,14 +35,7 @@ INTERFACES = (
 )
 """Packages from which users import. Every other `__init__.py` has a docstring at most."""
 SHORT, LONG = 60, 400
-SILENT = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
+SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 WEAK_OPENERS = ("What", "Of", "Args:")
 """A docstring begins with a noun phrase, or with a verb that says what the thing does."""
 POSSESSIVE_GROUP = re.compile(r"(?:(?<!\\)\)|\A)(?:[*+?]|\{[\d,]*\})\+")

@@ -7,7 +7,6 @@ from benchmarks.programs import Program, run_program
 PROGRAMS = {
     "chaos": Program("tests.endurance.chaos", "kills parts of a service during 256 games, again and again"),
     "fuzz": Program("tests.endurance.fuzz", "malformed, hostile and slow requests to every route"),
-    "session-laws": Program("tests.endurance.session_laws", "random sessions: records are what was answered"),
     "soak": Program(
         "tests.endurance.soak.mixed", "every kind of request, kills and pushes: nothing grows (15 minutes)"
     ),

@@ -159,10 +159,7 @@ def small_config(tasks: Sequence[str]) -> ServeDeploySchema:
     command = {"argv": [sys.executable, str(HERE / "command_agent.py")]}
     application.args["environments"] |= {
         "asked_twice": {"agent": {"import_path": f"{played_by}:asks_twice", "scored_by": "agent"}},
-        "commanded": {
-            "import_path": math,
-            "agent": {"command": command, "timeout_s": 300, "limits": {"max_calls": 2}},
-        },
+        "commanded": {"import_path": math, "agent": {"command": command, "timeout_s": 300, "limits": {"max_calls": 2}}},
         "echo": {"agent": {"game": {"import_path": f"{played_by}:Echo", "rivals": {"parameters": FEW_TOKENS}}}},
         "conversation": {
             "import_path": "deployments.tasks.conversation:ConversationEnvironment",

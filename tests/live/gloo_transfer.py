@@ -8,27 +8,18 @@ other fails too, instead of waiting.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import timedelta
 from threading import Lock, Thread
-from typing import Any, ClassVar, Self
-from uuid import uuid4
+from typing import Any
 
 import torch
 from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import BroadcastOptions, PrefixStore, Store, Work
-from vllm.distributed.weight_transfer.base import (
-    ParamMeta,
-    TrainerInitInfo,
-    TrainerWeightTransferEngine,
-    VLLMWeightSyncClient,
-    WeightSource,
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-)
-from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
+from torch.distributed.distributed_c10d import BroadcastOptions, Store, Work
+from vllm.distributed.weight_transfer.base import ParamMeta, WeightTransferEngine, WeightTransferInitInfo
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
@@ -48,7 +39,6 @@ def register() -> None:
     """Makes `backend: gloo` known to vLLM in this process; may be called more than once."""
     if "gloo" not in WeightTransferEngineFactory._registry:  # noqa: SLF001 - vLLM says nowhere else what is registered
         WeightTransferEngineFactory.register_engine("gloo", GlooWeightTransferEngine)
-        WeightTransferTrainerFactory.register_engine("gloo", GlooTrainerWeightTransferEngine)
 
 
 @dataclass(kw_only=True)
@@ -59,8 +49,8 @@ class GlooInitInfo(WeightTransferInitInfo):
     master_port: int
     rank_offset: int
     world_size: int
-    rendezvous_id: str
-    """Different each time: a worker that is late for an earlier rendezvous must not join this one."""
+    packed: bool = False
+    """Clients of NCCL say it; each tensor comes alone."""
 
 
 class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTransferUpdateInfo]):
@@ -69,6 +59,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTran
     init_info_cls = GlooInitInfo
     update_info_cls = NCCLWeightTransferUpdateInfo
     group: ProcessGroupGloo | None = None
+    packed = False
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         """Raises `RuntimeError` if not all processes arrive in time."""
@@ -119,92 +110,35 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTran
         close(self)
 
 
-@dataclass
-class GlooTrainerInitInfo(TrainerInitInfo):
-    """Where the trainer (`rank` 0) listens; `world_size` counts it and every worker."""
+class GlooEndpoint:
+    """The trainer's side, in NCCL's place: opened and used beside the calls of a client of vLLM's control routes."""
 
-    backend: ClassVar[str] = "gloo"
-
-    master_address: str
-    master_port: int
-    world_size: int
-
-
-class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
-    """The trainer's side, of a trainer with one process."""
-
-    init_info_cls = GlooTrainerInitInfo
-    source: WeightSource
-    group: ProcessGroupGloo | None = None
-
-    @classmethod
-    def trainer_init(
-        cls, init_info: GlooTrainerInitInfo, *, client: VLLMWeightSyncClient, source: WeightSource | None = None
-    ) -> Self:
-        """Raises what `client` raises, without waiting for the rendezvous, and `ValueError` without a source."""
-        if source is None:
-            raise ValueError("The weights to send come from a WeightSource: give one as source.")
-        engine = cls(client=client, source=source, is_sender=True)
-        engine._connect(init_info)
-        return engine
-
-    def _connect(self, init_info: GlooTrainerInitInfo) -> None:
-        for_workers = GlooInitInfo(
-            master_address=init_info.master_address,
-            master_port=init_info.master_port,
-            rank_offset=TRAINER_RANK + 1,
-            world_size=init_info.world_size,
-            rendezvous_id=uuid4().hex,
-        )
-        store = rendezvous_store(for_workers, is_master=True)
-        with ThreadPoolExecutor(1) as pool:
-            connecting = pool.submit(self.client.init_weight_transfer_engine, asdict(for_workers))
-            workers = [arrival_key(rank) for rank in range(1, init_info.world_size)]
-            wait_while_running(connecting, lambda: store.check(workers))
-            store.set(ALL_HAVE_ARRIVED, "")
-            self.group = ProcessGroupGloo(store, TRAINER_RANK, init_info.world_size, TENSOR_TIMEOUT)
-            connecting.result()
-
-    def send_weights(self) -> None:
-        """Sends all weights of the source, once.
+    def __init__(self, init_info: Mapping[str, Any], calling: "Future[None] | None" = None) -> None:
+        """Waits until all workers are there.
 
         Raises:
-            Exception: what `client` or the source raises, or `RuntimeError` if an engine is gone; afterwards the
-                trainer has to begin with `trainer_init` again.
+            Exception: what `calling`, which tells them to come, has raised, or after a minute what gloo raises.
         """
-        metadata = self.source.metadata()
-        if self.group is None:
-            raise RuntimeError(NOT_CONNECTED)
-        self.client.start_weight_update()
-        with ThreadPoolExecutor(1) as pool:
-            receiving = pool.submit(self.client.update_weights, asdict(update_info_of(metadata)))
+        where = GlooInitInfo(**{**init_info, "rank_offset": TRAINER_RANK + 1})
+        store = rendezvous_store(where, is_master=True)
+        workers = [arrival_key(rank) for rank in range(1, where.world_size)]
+        wait_while_running(calling, lambda: store.check(workers), RENDEZVOUS_TIMEOUT)
+        store.set(ALL_HAVE_ARRIVED, "")
+        self.group: ProcessGroupGloo | None = ProcessGroupGloo(store, TRAINER_RANK, where.world_size, TENSOR_TIMEOUT)
+
+    def send(self, named: Iterable[tuple[str, torch.Tensor]], receiving: "Future[None] | None" = None) -> None:
+        """Raises what `receiving`, the call in which the workers receive, has raised."""
+        for _, tensor in named:
+            sending = broadcast(self, tensor.detach().cpu().contiguous())
             try:
-                for _, tensor in self.source:
-                    self.send(tensor, receiving)
-            except BaseException as broken:
-                self.shutdown()
-                if isinstance(broken, RuntimeError):
-                    # The connection broke: the engines' side knows why.
-                    receiving.result()
-                raise
-            receiving.result()
-        self.client.finish_weight_update()
-
-    def send(self, tensor: torch.Tensor, receiving: "Future[None]") -> None:
-        sending = broadcast(self, tensor.detach().cpu().contiguous())
-        try:
-            wait_while_running(receiving, sending.is_completed)
-            sending.wait()
-        finally:
-            # Connections close with the last reference; a traceback would keep this one.
-            del sending
-
-    def shutdown(self) -> None:
-        """Closes the connections: engines that wait for a tensor fail."""
-        close(self)
+                wait_while_running(receiving, sending.is_completed, TENSOR_TIMEOUT)
+                sending.wait()
+            finally:
+                # Connections close with the last reference; a traceback would keep this one.
+                del sending
 
 
-def close(engine: "GlooWeightTransferEngine | GlooTrainerWeightTransferEngine") -> None:
+def close(engine: GlooWeightTransferEngine) -> None:
     """Closes the connections. In a thread, because gloo first waits until the current broadcast ends or times out."""
     with STARTING_OR_CLOSING:
         last_reference, engine.group = [engine.group], None
@@ -213,8 +147,7 @@ def close(engine: "GlooWeightTransferEngine | GlooTrainerWeightTransferEngine") 
 
 def rendezvous_store(init_info: GlooInitInfo, is_master: bool) -> Store:
     address, port = init_info.master_address, init_info.master_port
-    store = TCPStore(address, port, is_master=is_master, timeout=RENDEZVOUS_TIMEOUT, wait_for_workers=False)
-    return PrefixStore(init_info.rendezvous_id, store)
+    return TCPStore(address, port, is_master=is_master, timeout=RENDEZVOUS_TIMEOUT, wait_for_workers=False)
 
 
 def arrival_key(rank: int) -> str:
@@ -229,11 +162,12 @@ def update_info_of(metadata: list[ParamMeta]) -> NCCLWeightTransferUpdateInfo:
     )
 
 
-def wait_while_running(call: "Future[None]", is_done: Callable[[], bool]) -> None:
+def wait_while_running(call: "Future[None] | None", is_done: Callable[[], bool], within: timedelta) -> None:
     """Waits until `is_done` or until `call`, in which the engines take part, has ended; raises what `call` raised."""
-    while not call.done() and not is_done():
+    end = time.monotonic() + within.total_seconds()
+    while not (call is not None and call.done()) and not is_done() and time.monotonic() < end:
         time.sleep(POLL_S)
-    if call.done():
+    if call is not None and call.done():
         call.result()
 
 

@@ -101,10 +101,7 @@ class MappedGenerator:
 
 def build(settings: PolicySettings, model: Path, nodes: int) -> Application:
     """Two replicas on each of `nodes` nodes."""
-    options: dict[str, Any] = {
-        "Policy": {"num_cpus": 0.1, "resources": {STORE: 1}},
-        "Generator": {"num_cpus": 0.1},
-    }
+    options: dict[str, Any] = {"Policy": {"num_cpus": 0.1, "resources": {STORE: 1}}, "Generator": {"num_cpus": 0.1}}
     store = deployment(PolicyStore, "Policy", options).bind(settings, str(model))
     generator = deployment(MappedGenerator, "Generator", options).options(
         request_router_config=NAMED_REPLICA_ROUTING,

@@ -21,16 +21,12 @@ from rollout_client.results import seats_of
 from rollout_env import escape_control_tokens, reply_text
 from tests.deployments.agents.harbor_rollouts import reward_of, sample_of
 from tests.deployments.agents.test_harbor_program import works
-from tests.endurance.session_laws.__main__ import play_sessions
 from tests.endurance.session_laws.log_probabilities import differences_to_score
+from tests.endurance.session_laws.playing import play_sessions
 from tests.endurance.session_laws.random_agent import CALCULATOR
 from tests.live.played_by_agents import digest_of
 from tests.live.played_with_weights import SAME_WEIGHTS_TOLERANCE, generated
-from tests.live.running_service import (
-    READY_WITHIN_S,
-    replicas,
-    wait_until_idle,
-)
+from tests.live.running_service import READY_WITHIN_S, replicas, wait_until_idle
 from tests.paths import SMALL_MODEL
 
 QUESTION: Any = {"role": "user", "content": "What is 2 + 3?"}
@@ -162,9 +158,7 @@ def test_every_api_records_the_same_tokens_streamed_or_not(small_url: str) -> No
     assert {thought.removeprefix("<think>") for thought in thoughts} == {"2+3=5"}
 
 
-def test_tools_leave_the_policys_distribution_and_strict_ones_are_marked(
-    small_url: str,
-) -> None:
+def test_tools_leave_the_policys_distribution_and_strict_ones_are_marked(small_url: str) -> None:
     strict = {"type": "function", "function": {**CALCULATOR["function"], "strict": True}}
 
     async def played() -> tuple[list[SessionSample], list[float]]:
@@ -382,9 +376,7 @@ def test_a_record_outlives_the_ingress_and_the_generator_that_made_it(client: Ro
         assert len(session.samples()) == 2
 
 
-def test_both_seats_of_a_game_have_the_engines_tokens_and_own_rewards(
-    client: RolloutClient,
-) -> None:
+def test_both_seats_of_a_game_have_the_engines_tokens_and_own_rewards(client: RolloutClient) -> None:
     sampling = {"max_new_tokens": 24, "temperature": 1.0}
     answer = client.rollout(client.example_samples("echo", count=1), num_generations=2, sampling=sampling)
     seats = [seat for sample in answer.samples for seat in seats_of(sample)]

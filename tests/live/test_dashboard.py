@@ -62,11 +62,7 @@ def play(client: RolloutClient) -> None:
     samples = [*client.example_samples("math", 4, seed=3), *client.example_samples("sliding_puzzle", 4, seed=3)]
     client.rollout(samples, num_generations=16, sampling=Sampling(max_new_tokens=16), max_rollout_turns=3)
     failing = SampleInput.model_validate(
-        {
-            "task_name": "following",
-            "messages": [{"role": "user", "content": "Fail."}],
-            "extra_env_info": {"turns": []},
-        }
+        {"task_name": "following", "messages": [{"role": "user", "content": "Fail."}], "extra_env_info": {"turns": []}}
     )
     client.rollout([failing], sampling=Sampling(max_new_tokens=4))
     with pytest.raises(RequestRejected):

@@ -10,13 +10,7 @@ import pytest
 from rollout_client import AsyncRolloutClient, Sampling
 from rollout_client.contract.rollouts import SampleInput
 from rollout_client.errors import RolloutError
-from tests.deployments.agents.harbor_rollouts import (
-    KILLED,
-    processes_with,
-    reward_of,
-    sample_of,
-    strike,
-)
+from tests.deployments.agents.harbor_rollouts import KILLED, processes_with, reward_of, sample_of, strike
 from tests.deployments.agents.test_harbor_program import works
 from tests.endurance.chaos.games import Games, Outcome
 
@@ -27,11 +21,7 @@ pytestmark = [
 ]
 ROLLOUTS = 100
 RETRIES = 60
-STRUCK = {
-    **KILLED,
-    "replica": "ServeReplica:rollout:tasks_agent",
-    "ingress": "ServeReplica:rollout:Ingress",
-}
+STRUCK = {**KILLED, "replica": "ServeReplica:rollout:tasks_agent", "ingress": "ServeReplica:rollout:Ingress"}
 PAUSES_S = {"replica": 12.0, "ingress": 12.0}
 """Time in which another one takes the place of what was killed."""
 GONE_WITHIN_S = 60.0

@@ -33,9 +33,7 @@ def test_a_key_plays_over_tls_and_another_one_only_reads(simulated: SimulatedSer
     assert (rejected.value.status, rejected.value.problem.type) == (403, "urn:rollout:problem:not-allowed")
 
 
-def test_without_a_key_the_service_tells_only_that_it_lives(
-    simulated: SimulatedService,
-) -> None:
+def test_without_a_key_the_service_tells_only_that_it_lives(simulated: SimulatedService) -> None:
     with httpx.Client(base_url=simulated.url, verify=simulated.trusted) as stranger:
         statuses = {
             path: stranger.get(path).status_code for path in ("/info", "/tasks", "/policy", "/healthz", "/readyz")

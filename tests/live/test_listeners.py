@@ -25,9 +25,7 @@ def open_to_others(client: RolloutClient) -> dict[Listener, Answers]:
     return {listener: answers_of(listener) for listener in listeners() if not listener.is_on_loopback}
 
 
-def test_a_listener_off_loopback_refuses_strangers_or_has_metrics_only(
-    open_to_others: dict[Listener, Answers],
-) -> None:
+def test_a_listener_off_loopback_refuses_strangers_or_has_metrics_only(open_to_others: dict[Listener, Answers]) -> None:
     assert len(open_to_others) > 5
     open_ = {
         listener: answers

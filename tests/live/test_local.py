@@ -13,9 +13,12 @@ import psutil
 import pytest
 import yaml
 
-from benchmarks.process_group import command_of, is_engine
+from benchmarks.process_group import command_of, is_engine, send
 from deployments.workers.cleanup import MARK
+from rollout_client import RolloutClient, Sampling
 from service.startup.config import free_port
+from service.startup.processes import wait_for_ends
+from tests.endurance.chaos.counted_puzzle import StepLog, counted_puzzle, turns_done_again
 from tests.live.service_process import lines_until, service_process
 from tests.paths import REPOSITORY
 
@@ -75,6 +78,12 @@ def body(max_new_tokens: int) -> dict[str, object]:
     return {"samples": [sample], "sampling": {"max_new_tokens": max_new_tokens}, "max_rollout_turns": 1}
 
 
+def written(config: object, folder: Path) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
 def config_with_time_to_end(folder: Path) -> Path:
     """Of simulated engines, on which rollouts under way have minutes to end: a busy machine makes them slower."""
     config = yaml.safe_load(SIMULATED.read_text())
@@ -82,9 +91,7 @@ def config_with_time_to_end(folder: Path) -> Path:
         deployment["num_replicas"] = 1
         if deployment["name"] == "Ingress":
             deployment["graceful_shutdown_timeout_s"] = ENDED_WITHIN_S
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(config))
-    return path
+    return written(config, folder)
 
 
 def test_after_sigterm_new_requests_are_refused_and_old_ones_finished(tmp_path: Path) -> None:
@@ -108,3 +115,49 @@ def test_after_sigterm_new_requests_are_refused_and_old_ones_finished(tmp_path: 
     assert summary["summary"]["metrics"]["total_turns"] == 1
     assert service.returncode == 0
     assert "The service has stopped." in printed
+
+
+GAMES, TURNS = 256, 8
+
+
+def config_with_stores(folder: Path) -> Path:
+    """The example config with the counted game, and with all that is stored below `folder`."""
+    config = yaml.safe_load(CONFIG.read_text())
+    [application] = config["applications"]
+    application["args"]["environments"] = {"counted": counted_puzzle(folder / "steps")}
+    application["args"] |= {store: {"folder": str(folder / store)} for store in ("jobs", "policy", "sessions")}
+    application["deployments"] = application["deployments"][:2]
+    return written(config, folder)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_job_outlives_the_whole_service_and_repeats_no_finished_turn(tmp_path: Path) -> None:
+    steps, arguments = (
+        StepLog(tmp_path / "steps"),
+        (str(config_with_stores(tmp_path)), "--port", str(port := free_port())),
+    )
+    with RolloutClient(f"http://127.0.0.1:{port}") as client:
+        with service_process(*arguments) as service:
+            lines_until(service, "Routes and their fields")
+            hot = Sampling(temperature=1.5, max_new_tokens=16, ignore_eos=True)
+            games = client.example_samples("counted", GAMES, seed=3)
+            job = client.jobs.submit(games, sampling=hot, max_rollout_turns=TURNS).job_id
+            while steps.end() == 0 or steps.since(0).total() < GAMES * TURNS / 3:
+                time.sleep(0.1)
+            service.terminate()
+            while parts := psutil.Process(service.pid).children(recursive=True):
+                for process in parts:
+                    send(process, signal.SIGKILL)
+                assert wait_for_ends(parts, ENDED_WITHIN_S) == []
+            service.kill()
+        with service_process(*arguments) as service:
+            lines_until(service, "Routes and their fields")
+            ended = {each.position: each.sample for event in client.jobs.events(job) for each in event.samples or ()}
+            service.terminate()
+            service.communicate(timeout=ENDED_WITHIN_S)
+    assert [ended[position].error for position in range(GAMES)] == [None] * GAMES
+    turns = {position: sample.metrics.turn_count for position, sample in ended.items()}
+    assert {(game, turn + 1) for game, count in turns.items() for turn in range(count)} == set(steps.since(0))
+    # The step of a turn whose result was not stored yet.
+    assert max(turns_done_again(steps.since(0)).values(), default=0) <= 1

@@ -12,17 +12,8 @@ from benchmarks.reference_model import State, merged
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import Sampling
 from rollout_client.errors import RequestRejected
-from tests.live.forward_pass import (
-    adapter_folder,
-    perturbed,
-    tiny_state,
-)
-from tests.live.played_with_weights import (
-    assert_of_weights,
-    play,
-    versions_of,
-    wait_until_generating,
-)
+from tests.live.forward_pass import adapter_folder, perturbed, tiny_state
+from tests.live.played_with_weights import assert_of_weights, play, versions_of, wait_until_generating
 
 NAMES = ("run-a", "run-b", "run-c")
 """One more than the engine takes in one batch."""

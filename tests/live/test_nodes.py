@@ -40,9 +40,7 @@ def test_a_push_reaches_replicas_on_both_nodes_and_each_node_maps_one_file(findi
     assert {replica["version"] for replica in findings["held"]} == {len(findings["updates"])}
 
 
-def test_another_node_fetches_a_version_once_and_the_stores_node_never(
-    findings: dict[str, Any],
-) -> None:
+def test_another_node_fetches_a_version_once_and_the_stores_node_never(findings: dict[str, Any]) -> None:
     for update in findings["updates"]:
         assert [replica["status"] for replica in update] == ["swapped"] * 2 * REPLICAS_PER_NODE
         fetched = sorted(replica["fetched_bytes"] for replica in update)

@@ -1,17 +1,13 @@
 """The whole service for real: HTTP, Ray Serve, vLLM and the embedded model, the real environments."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
-from typer.testing import CliRunner
 
 from benchmarks.reference_model import token_ids_of
 from rollout_client import RolloutClient
-from rollout_client.cli.app import app
-from rollout_client.contract.rollouts import RolloutResponse, SampleInput, SampleResult, Sampling
+from rollout_client.contract.rollouts import RolloutResponse, SampleInput, Sampling
 from rollout_client.results import resumed
 from tests.live.forward_pass import logprob_differences, model_of, tiny_state
 from tests.live.played_with_weights import SAME_WEIGHTS_TOLERANCE, generated, tokens_of
@@ -142,35 +138,8 @@ def test_the_embedded_model_is_neither_hopeless_nor_perfect(client: RolloutClien
     assert 0.20 <= solved("sliding_puzzle", 50) <= 0.95
 
 
-def test_a_large_answer_comes_as_arrow_what_it_is_as_json(client: RolloutClient) -> None:
-    games = client.example_samples("sliding_puzzle", 64, seed=3)
-    greedy: dict[str, Any] = {"sampling": Sampling(greedy=True, max_new_tokens=48), "max_rollout_turns": 4}
-    as_json = client.rollout(games, **greedy)
-    as_arrow = client.rollout_arrow(games, **greedy).to_response()
-    assert sum(len(message.token_ids) for sample in as_json.samples for message in sample.message_log) > 8192
-    assert ids_by_message(as_arrow.samples) == ids_by_message(as_json.samples)
-    for name in ("total_generated_tokens", "per_worker_token_counts"):
-        assert as_arrow.metrics[name] == as_json.metrics[name]
-
-
-def ids_by_message(samples: list[SampleResult]) -> list[list[list[int]]]:
-    return [[message.token_ids for message in sample.message_log] for sample in samples]
-
-
 def test_the_tasks_examples_can_be_posted_as_they_are(client: RolloutClient) -> None:
     tasks = client.tasks()
     assert sorted(task.task_name for task in tasks) == ["following", "math", "sliding_puzzle"]
     response = client.rollout([task.example for task in tasks], sampling=Sampling(max_new_tokens=32))
     assert all(result.error is None for result in response.samples)
-
-
-def test_a_job_is_exported_as_rows_of_tokens(client: RolloutClient, service_url: str, tmp_path: Path) -> None:
-    samples = client.example_samples("math", count=2)
-    job = client.jobs.submit(samples, num_generations=2, sampling={"max_new_tokens": 4, "ignore_eos": True})
-    output = tmp_path / "rows.jsonl"
-    to_export = ["export", "--job", job.job_id, "--format", "tokens", "--output", str(output), "--url", service_url]
-    done = CliRunner().invoke(app, [*to_export, "--json"])
-    assert done.exit_code == 0, done.stderr
-    assert json.loads(done.stdout)["rows"] == 4
-    rows = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [sum(label != -100 for label in row["labels"]) for row in rows] == [4] * 4

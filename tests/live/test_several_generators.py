@@ -14,7 +14,7 @@ from rollout_client.contract.rollouts import SampleInput, Sampling
 from tests.live.forward_pass import model_of, perturbed
 from tests.live.played_with_weights import CHECKSUMS_WITHIN_S, assert_of_weights, play
 from tests.live.running_service import READY_WITHIN_S, replicas, scale
-from tests.live.running_transfer import connected
+from tests.live.running_transfer import ConnectedTrainer
 
 REPLICAS = 2
 TURNS = 5
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.long
 @pytest.fixture(scope="module", autouse=True)
 def version(client: RolloutClient, service_config: ServeDeploySchema) -> int:
     """The current one: a trainer sent it into the first replica, the second has started with what was saved of it."""
-    connected(client, model_of(perturbed(14))).send_weights()
+    ConnectedTrainer(client, model_of(perturbed(14))).send_weights()
     scale(service_config, "Generator", REPLICAS)
     sent = client.policy.state().current
     wait_for_replicas(client, REPLICAS, sent)

@@ -18,7 +18,7 @@ from rollout_client import RolloutClient
 from rollout_client.contract.base import label_of
 from tests.live.forward_pass import adapter_folder, model_of, perturbed
 from tests.live.played_with_weights import assert_of_weights, play
-from tests.live.running_transfer import connected
+from tests.live.running_transfer import ConnectedTrainer
 
 pytestmark = pytest.mark.usefixtures("leaves_the_original_weights")
 PAUSE_S = 4
@@ -73,19 +73,18 @@ def test_a_trainer_that_is_killed_leaves_the_service_generating_by_whole_weights
 ) -> None:
     state = perturbed(52)
     version = client.push_weights(state).version
-    trainer = connected(client, model_of(perturbed(53)))
-    with subprocess.Popen(
-        [sys.executable, "-c", TRAINER, f"{client.base_url}{call}"], stdout=subprocess.PIPE
-    ) as killed:
+    trainer = ConnectedTrainer(client, model_of(perturbed(53)))
+    command = [sys.executable, "-c", TRAINER, f"{client.base_url}{call}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as killed:
         assert killed.stdout is not None
         assert killed.stdout.readline() == b"done\n"
         killed.kill()
     began = time.monotonic()
     choice = generated(http)
     assert time.monotonic() - began < GOES_ON_WITHIN_S
+    del trainer
     assert [span["version"] for span in choice["weight_versions"]] == [str(version)]
     assert_of_weights(play(client).samples, version, state)
-    trainer.shutdown()
 
 
 def test_adapters_come_by_their_path_and_answer_by_their_name(

@@ -3,7 +3,6 @@
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from itertools import islice
 
 import pytest
@@ -12,14 +11,8 @@ from requests import HTTPError
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import SampleResult, Sampling
 from tests.live.forward_pass import logprob_differences, model_of, perturbed
-from tests.live.gloo_transfer import update_info_of
-from tests.live.played_with_weights import (
-    CHECKSUMS_WITHIN_S,
-    SAME_WEIGHTS_TOLERANCE,
-    assert_of_weights,
-    play,
-)
-from tests.live.running_transfer import connected
+from tests.live.played_with_weights import CHECKSUMS_WITHIN_S, SAME_WEIGHTS_TOLERANCE, assert_of_weights, play
+from tests.live.running_transfer import ConnectedTrainer
 
 pytestmark = pytest.mark.usefixtures("leaves_the_original_weights")
 
@@ -38,7 +31,7 @@ def saved(client: RolloutClient, version: int) -> str:
 def test_a_transfer_its_saved_version_and_an_equal_push_make_equal_engines(client: RolloutClient) -> None:
     before = client.policy.state(CHECKSUMS_WITHIN_S)
     state = perturbed(32)
-    connected(client, model_of(state)).send_weights()
+    ConnectedTrainer(client, model_of(state)).send_weights()
     version = before.current + 1
     checksum = saved(client, version)
     transferred = client.policy.state(CHECKSUMS_WITHIN_S)
@@ -57,7 +50,7 @@ def test_a_transfer_its_saved_version_and_an_equal_push_make_equal_engines(clien
 def test_one_connection_carries_each_step_and_numbers_go_up(client: RolloutClient) -> None:
     before = client.policy.state()
     model = model_of(perturbed(33))
-    engine = connected(client, model)
+    engine = ConnectedTrainer(client, model)
     versions = []
     for seed in (34, 35):
         model.load_state_dict(perturbed(seed), strict=False)
@@ -70,17 +63,17 @@ def test_one_connection_carries_each_step_and_numbers_go_up(client: RolloutClien
 def test_a_transfer_during_rollouts_loses_none_and_tokens_name_weights(client: RolloutClient) -> None:
     old, new = perturbed(36), perturbed(37)
     before = client.push_weights(old).version
-    engine = connected(client, model_of(new))
+    engine = ConnectedTrainer(client, model_of(new))
     # Hot enough to babble: most generations are long, and many are under way when the weights change.
     sampling = Sampling(temperature=1.5, max_new_tokens=96)
     results: list[SampleResult] = []
     with client.stream(
-        client.example_samples("sliding_puzzle", 128, seed=3), sampling=sampling, max_rollout_turns=4
+        client.example_samples("sliding_puzzle", 48, seed=3), sampling=sampling, max_rollout_turns=4
     ) as rollouts:
         results.append(next(iter(rollouts)))
         engine.send_weights()
         results.extend(rollouts)
-    assert [result.error for result in results] == [None] * 128
+    assert [result.error for result in results] == [None] * 48
     models = {str(before): model_of(old), str(before + 1): model_of(new)}
     for version, difference in logprob_differences(results, models, temperature=1.5).items():
         assert len(difference) > 500, f"hardly a token is of version {version}"
@@ -93,14 +86,12 @@ def test_replicas_go_back_in_place_when_the_trainer_falls_silent(client: Rollout
     state = perturbed(40)
     version = client.push_weights(state).version
     before = client.policy.state(CHECKSUMS_WITHIN_S)
-    trainer = connected(client, model_of(perturbed(41)))
-    trainer.client.start_weight_update()
-    metadata = trainer.source.metadata()
+    trainer = ConnectedTrainer(client, model_of(perturbed(41)))
+    trainer.calls.start_weight_update()
     with ThreadPoolExecutor(2) as threads:
         playing = threads.submit(play, client)
-        receiving = threads.submit(trainer.client.update_weights, asdict(update_info_of(metadata)))
-        for _, tensor in islice(trainer.source, sent):
-            trainer.send(tensor, receiving)
+        receiving = threads.submit(trainer.calls.update_weights, trainer.update_info)
+        trainer.endpoint.send(islice(trainer.source, sent), receiving)
         with pytest.raises(HTTPError) as refused:
             receiving.result()
         assert refused.value.response is not None
@@ -110,6 +101,5 @@ def test_replicas_go_back_in_place_when_the_trainer_falls_silent(client: Rollout
     after = client.policy.state(CHECKSUMS_WITHIN_S)
     assert (after.current, after.replicas) == (version, before.replicas)
     sent_state = perturbed(42)
-    connected(client, model_of(sent_state)).send_weights()
+    ConnectedTrainer(client, model_of(sent_state)).send_weights()
     assert_of_weights(play(client).samples, version + 1, sent_state)
-    trainer.shutdown()

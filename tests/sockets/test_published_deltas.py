@@ -14,13 +14,7 @@ import torch
 from safetensors.torch import load, load_file, save_file
 
 from tests.deployments.policy.policy_world import NORM, World, content_of
-from tests.deployments.policy.test_folder_follower import (
-    followed,
-    same_tensors,
-    state_of,
-    until_current,
-    until_waiting,
-)
+from tests.deployments.policy.test_folder_follower import followed, same_tensors, state_of, until_current, until_waiting
 from tests.paths import TINY_MODEL
 
 PROGRAM = Path(__file__).with_name("delta_program.py")

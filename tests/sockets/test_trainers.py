@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
@@ -122,7 +121,6 @@ def turn_of(result: SampleResult) -> tuple[list[int], list[float]]:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     config = read_config(REPOSITORY / "serve_config.cpu.yaml", port=free_port())
     [application] = config.applications
-    application.args["sessions"] = {}
     [ingress] = [deployment for deployment in application.deployments if deployment.name == "Ingress"]
     ingress.num_replicas = 2
     with local_service(config, Console(stderr=True)) as url:
@@ -177,20 +175,3 @@ def test_samples_that_were_cut_off_come_back_with_their_tokens_and_go_on(rounds:
             known[sample["index"]] = sample["tokens"]
             aborted += sample["status"] == "aborted" and sample["response_length"] > 0
     assert aborted
-
-
-def test_calls_of_a_session_are_recorded_as_its_turns(world: World) -> None:
-    first = world.prompts[0]
-    with httpx.Client(base_url=world.url, timeout=60) as http:
-        opened = http.post("/v1/sessions", json={"sampling": {"greedy": True, "max_new_tokens": LENGTH}}).json()
-        headers = {"authorization": f"Bearer {opened['api_key']}"}
-        address = f"/v1/sessions/{opened['id']}"
-        begun = http.post(f"{address}/generate", headers=headers, json={"input_ids": first}).json()
-        assert begun["output_ids"] == turn_of(world.greedy[0])[0]
-        prompt = [*first, *begun["output_ids"], *world.prompts[1]]
-        body = {"token_ids": prompt, "sampling_params": {"max_tokens": 4}}
-        ended = http.post(f"{address}/inference/v1/generate", headers=headers, json=body).json()
-        [sample] = http.get(f"{address}/samples").json()["samples"]
-    ids = [message["token_ids"] for message in sample["message_log"]]
-    assert ids == [first, begun["output_ids"], world.prompts[1], ended["choices"][0]["token_ids"]]
-    assert [message["role"] for message in sample["message_log"]] == ["user", "assistant"] * 2

@@ -1,6 +1,6 @@
 """Trainers whose rollout modules are tried as they are: the sources of one commit each, fetched, never committed.
 
-`python -m tests.sockets.trainer_sources FOLDER NAME...` makes a folder for each name, of the package that has its
+`python -m tests.sockets.trainer_sources FOLDER NAME...` makes a folder for each name, of the packages that have its
 rollout modules. Git names a commit by the hash of all that is in it, so that what is fetched is what was named.
 """
 
@@ -22,12 +22,19 @@ GITHUB = "https://github.com"
 class TrainerSource:
     repository: str
     commit: str
-    package: str
+    packages: tuple[str, ...]
 
 
 SOURCES = {
-    "slime": TrainerSource("THUDM/slime", "624b824a898ab0ec1fcb4d373004c7f3852bf515", "slime"),
-    "miles": TrainerSource("radixark/miles", "31f1ca961a94cb860cec3b2dea34ec332bfa8f76", "miles"),
+    "slime": TrainerSource("THUDM/slime", "624b824a898ab0ec1fcb4d373004c7f3852bf515", ("slime",)),
+    "miles": TrainerSource("radixark/miles", "31f1ca961a94cb860cec3b2dea34ec332bfa8f76", ("miles",)),
+    "skyrl": TrainerSource("NovaSky-AI/SkyRL", "a9564572eb8e91076be43c1bd5e4615e3de17265", ("skyrl",)),
+    "nemo_rl": TrainerSource("NVIDIA-NeMo/RL", "7ea279abfbeb698b092856d0dab61e7cf39bc909", ("nemo_rl",)),
+    "prime_rl": TrainerSource(
+        "PrimeIntellect-ai/prime-rl",
+        "559b44772e471d1538537b8805cc77f3824a5e64",
+        ("src", "packages/prime-rl-configs/src"),
+    ),
 }
 
 
@@ -44,7 +51,7 @@ def fetch(name: str, folder: Path) -> None:
         if git_folder == Path(made):
             git(name, git_folder, "init", "--quiet", "--bare")
             git(name, git_folder, "fetch", "--quiet", "--depth", "1", address, source.commit)
-        archive = git(name, git_folder, "archive", source.commit, source.package)
+        archive = git(name, git_folder, "archive", source.commit, *source.packages)
     with tarfile.open(fileobj=BytesIO(archive)) as files:
         # Python 3.11.2, which Debian 12 has, knows no argument `filter`.
         files.extraction_filter = getattr(tarfile, "data_filter", None)

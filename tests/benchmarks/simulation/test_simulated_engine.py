@@ -8,13 +8,7 @@ import pytest
 from benchmarks.simulation.simulated_engine import SimulatedEngine
 from benchmarks.simulation.timing import Timing
 from deployments.failures import ReplicaShuttingDown, RolloutFailure
-from deployments.protocols.generation import (
-    Generation,
-    GenerationRequest,
-    SamplingOptions,
-    WeightSpan,
-    packed_logprobs,
-)
+from deployments.protocols.generation import Generation, GenerationRequest, SamplingOptions, WeightSpan, packed_logprobs
 from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 from tests.virtual_time import now, run, settled
 

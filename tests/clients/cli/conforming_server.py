@@ -41,7 +41,7 @@ class ConformingServer:
 
     async def update_weights(self) -> Any:
         self.version += 1
-        return {}
+        return JSONResponse({}, 400 if self.fault == "takes no checkpoint" else 200)
 
     async def rollout(self, request: Request) -> Any:
         key = request.headers["idempotency-key"]

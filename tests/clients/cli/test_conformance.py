@@ -67,6 +67,11 @@ def test_a_server_without_versions_does_not_offer_them() -> None:
     assert missing >= {"versions at start and end", "minimum version", "exact version", "no mixture unsaid"}
 
 
+def test_a_checkpoint_that_the_server_refuses_is_not_offered() -> None:
+    found = found_at(ConformingServer("takes no checkpoint"), "no mixture unsaid")
+    assert found == {"no mixture unsaid": "not offered"}
+
+
 @pytest.mark.parametrize(("fault", "code"), [("", 0), ("ignores stops", 1)])
 def test_the_command_shows_what_it_saw_and_fails_with_a_fault(fault: str, code: int) -> None:
     with served(ConformingServer(fault).app) as url:

@@ -100,8 +100,7 @@ NO_OBJECTS: Any = ({"board": {1, 2}}, {"time": object()}, {1: "one"}, ["board"])
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [*(("reward", value) for value in NO_REWARDS), *(("metadata", value) for value in NO_OBJECTS)],
+    ("field", "value"), [*(("reward", value) for value in NO_REWARDS), *(("metadata", value) for value in NO_OBJECTS)]
 )
 def test_rewards_are_numbers_of_float32_and_metadata_is_a_json_object(field: str, value: Any) -> None:
     with pytest.raises(OutcomeInvalid, match=rf"outcome\.{field}[.:]"):

@@ -82,11 +82,7 @@ def test_tensors_are_compared_only_where_all_else_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "shown"),
-    [
-        (["a"], "a"),
-        ([f"a.{place}" for place in range(7)], "a.0, a.1, a.2, a.3, a.4 and 2 more"),
-    ],
+    ("missing", "shown"), [(["a"], "a"), ([f"a.{place}" for place in range(7)], "a.0, a.1, a.2, a.3, a.4 and 2 more")]
 )
 def test_every_finding_is_named_with_at_most_five_names(missing: list[str], shown: str) -> None:
     assert str(WeightsDoNotFit(missing, ["b", "c"], {"d": "is F32 instead of BOOL"})) == (

@@ -262,11 +262,7 @@ def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize(
     ("settings", "most"),
-    [
-        (command("exit 0"), 16),
-        ({**command("exit 0"), "max_concurrent_runs": 3}, 3),
-        (function("silent"), None),
-    ],
+    [(command("exit 0"), 16), ({**command("exit 0"), "max_concurrent_runs": 3}, 3), (function("silent"), None)],
 )
 def test_commands_share_a_replica_in_bounded_number(settings: dict[str, Any], most: int | None) -> None:
     assert AgentRunsOfTask(AgentSettings(**settings)).max_concurrent_steps == most

@@ -44,12 +44,7 @@ def test_a_response_without_its_end_of_turn_gets_it_from_the_bridge() -> None:
 
 @pytest.mark.parametrize(
     ("room", "ids_text", "content"),
-    [
-        (9, "\n<|user|>\nworld<", "world<"),
-        (5, "\n<|user|>\nwo", "wo"),
-        (2, "\n<|user|>", ""),
-        (-3, "", ""),
-    ],
+    [(9, "\n<|user|>\nworld<", "world<"), (5, "\n<|user|>\nwo", "wo"), (2, "\n<|user|>", ""), (-3, "", "")],
 )
 def test_an_observation_that_does_not_fit_is_cut_in_ids_and_text(room: int, ids_text: str, content: str) -> None:
     cut = observed(tokens, {"role": "user", "content": "world<"}, [END], CHAT, room)

@@ -15,12 +15,7 @@ from transformers.models.byt5 import ByT5Tokenizer
 from transformers.utils.import_utils import is_torch_available
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.chat.tokenizer_loading import (
-    leave_torch_out,
-    load_tokenizer,
-    refuse_lossy,
-    refuse_slow,
-)
+from deployments.chat.tokenizer_loading import leave_torch_out, load_tokenizer, refuse_lossy, refuse_slow
 from deployments.protocols.chat import ChatOptions, UnsupportedTokenizer
 from tests.paths import SMALL_MODEL
 

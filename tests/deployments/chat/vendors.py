@@ -77,8 +77,7 @@ FAMILIES = {
     "lfm2": Family("<|im_end|>"),
     "llama3": Family("<|eot_id|>"),
     "llama3_1": Family(
-        *("<|eot_id|>", "", OBJECT, "<|eot_id|>", ("<|eom_id|>",), True, ""),
-        departures=TRIMMED | {"text beside calls"},
+        *("<|eot_id|>", "", OBJECT, "<|eot_id|>", ("<|eom_id|>",), True, ""), departures=TRIMMED | {"text beside calls"}
     ),
     "llama3_2": Family("<|eot_id|>", "", OBJECT, "<|eot_id|>", ("<|eom_id|>",), True, ""),
     "muse_glimmer": Family("<|eot|>", arguments=OBJECT),

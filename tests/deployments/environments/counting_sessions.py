@@ -7,14 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from deployments.protocols.environments import StepRequest
-from rollout_env import (
-    ChatMessage,
-    LostSession,
-    Session,
-    StepOutcome,
-    TaskEnvironment,
-    TemporaryFailure,
-)
+from rollout_env import ChatMessage, LostSession, Session, StepOutcome, TaskEnvironment, TemporaryFailure
 from tests.service.scripted import outcome
 
 POLL_S = 0.005

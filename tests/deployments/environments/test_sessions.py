@@ -9,13 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.environments.step_runner import StepRunner
-from deployments.failures import (
-    EnvironmentLost,
-    Overloaded,
-    RestartableSessionLost,
-    RolloutFailure,
-    SessionLost,
-)
+from deployments.failures import EnvironmentLost, Overloaded, RestartableSessionLost, RolloutFailure, SessionLost
 from deployments.protocols.environments import StepRequest
 from rollout_env import StepOutcome
 from tests import virtual_time

@@ -11,12 +11,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 
 from deployments.failures import GenerationLost, GenerationNotFinite
 from deployments.generation.adapters import Adapters, LoadedAdapter
-from deployments.generation.weights_canary import (
-    CANARY_PROMPT_TOKENS,
-    CANARY_TOKENS,
-    WeightsCanary,
-    canary_prompts,
-)
+from deployments.generation.weights_canary import CANARY_PROMPT_TOKENS, CANARY_TOKENS, WeightsCanary, canary_prompts
 from deployments.protocols.generation import GenerationRequest
 from tests import virtual_time
 from tests.fakes.async_llm import ScriptedLLM, adapter_folder

@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 from deployments.failures import PromptRejected
 from deployments.protocols.images import ImageTokens, name_of_image
 from deployments.sessions.codec import call_entry, call_of
-from deployments.sessions.records import (
-    NO_PLAN,
-    ChatContext,
-    ChatMessage,
-    SessionRenderer,
-    images_in,
-    prepared_prompt,
-)
+from deployments.sessions.records import NO_PLAN, ChatContext, ChatMessage, SessionRenderer, images_in, prepared_prompt
 from deployments.sessions.samples import samples_of
 from deployments.sessions.session_record import SessionRecord
 from rollout_client.contract.sessions import SessionSample

@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.tasks.llm_judge import (
-    _DEFAULT_RUBRIC,
-    LlmJudgeEnvironment,
-    ModelMissing,
-    VerdictMissing,
-)
+from deployments.tasks.llm_judge import _DEFAULT_RUBRIC, LlmJudgeEnvironment, ModelMissing, VerdictMissing
 from deployments.tasks.multi_reward import MultiRewardEnvironment, _PartSettings
 from rollout_env import ModelReply, ScriptedChatModel, check, play
 

@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
 
-from deployments.tasks.shapes import (
-    COLORS,
-    ShapesEnvironment,
-    ShapesInfo,
-    _scene,
-    _scene_picture,
-)
+from deployments.tasks.shapes import COLORS, ShapesEnvironment, ShapesInfo, _scene, _scene_picture
 from rollout_env import ChatMessage, StepOutcome, check, play
 from rollout_env.play import PlayResult
 

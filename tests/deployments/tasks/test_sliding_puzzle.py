@@ -7,12 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from deployments.tasks.sliding_puzzle import (
-    SlidingPuzzleEnvironment,
-    SlidingPuzzleState,
-    _shuffled_board,
-    solved_board,
-)
+from deployments.tasks.sliding_puzzle import SlidingPuzzleEnvironment, SlidingPuzzleState, _shuffled_board, solved_board
 from rollout_env import SampleRejected, StepOutcome, check, play
 
 ONE_LEFT_TO_GO = [[1, 2], [0, 3]]

@@ -19,7 +19,7 @@ ROWS: list[tuple[str, str]] = re.findall(r"^\| `([\w.]+)` \| `(\w+\.py)` \|$", P
 UPSTREAM = REPOSITORY / "deployments" / "upstream"
 PACKAGES = {"vllm", "ray", "grpc", "torch", "transformers", "uvicorn", "uvloop", "asyncio"}
 WITH_THEIR_OWNERS = {
-    "deployments/chat/chat_template.py: transformers.utils.chat_template_utils._compile_jinja_template",
+    "deployments/chat/chat_template.py: transformers.utils.chat_template_utils._compile_jinja_template"
 }
 PRIVATE = re.compile(r"_[a-zA-Z]\w*")
 OF_NAMED_TUPLES = {"_replace"}

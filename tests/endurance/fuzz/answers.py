@@ -8,11 +8,7 @@ import orjson
 
 SERVER_FAILED = 500
 """Statuses from here on are the service's fault, but for those of `FORESEEN`."""
-FORESEEN = {
-    501: {"sessions-not-configured", "images-not-configured"},
-    502: {"sample-failed"},
-    503: {"not-ready"},
-}
+FORESEEN = {501: {"sessions-not-configured", "images-not-configured"}, 502: {"sample-failed"}, 503: {"not-ready"}}
 """By status, the types of problem that alone may have it."""
 INVALID = 422
 TRACES = re.compile(

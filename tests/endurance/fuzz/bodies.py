@@ -47,10 +47,7 @@ REQUEST = {
 }
 ROLLOUT = json.dumps(REQUEST).encode()
 WEIGHTS = save(
-    {
-        "model.embed_tokens.weight": np.zeros((262, 8), np.float16),
-        "model.norm.weight": np.ones(128, np.float16),
-    }
+    {"model.embed_tokens.weight": np.zeros((262, 8), np.float16), "model.norm.weight": np.ones(128, np.float16)}
 )
 LINES = b'event: line\ndata: {"position": 0, "sample": null}\n\ndata: {"summary": {}}\n\n'
 Mutate = Callable[[bytes, Random], bytes]

@@ -23,11 +23,7 @@ CALCULATOR: Message = {
     "function": {
         "name": "calculator",
         "description": "Computes an expression.",
-        "parameters": {
-            "type": "object",
-            "properties": {"expression": {"type": "string"}},
-            "required": ["expression"],
-        },
+        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
     },
 }
 

@@ -53,8 +53,5 @@ def soaked_service(config: Path, replicas: Mapping[str, int]) -> Iterator[Soaked
         application.args |= {"policy": {"checkpoint_roots": [str(checkpoints)]}, "sessions": {}}
         for deployment in application.deployments:
             deployment.num_replicas = replicas.get(deployment.name, deployment.num_replicas)
-        with (
-            patch.dict(os.environ, ENVIRONMENT, TMPDIR=str(temporary)),
-            local_service(settings, console) as url,
-        ):
+        with patch.dict(os.environ, ENVIRONMENT, TMPDIR=str(temporary)), local_service(settings, console) as url:
             yield SoakedService(url, Path(engine["model"]).resolve(), checkpoints, temporary)

@@ -142,8 +142,7 @@ def test_where_it_parts_both_tokens_have_their_probabilities() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "value"),
-    [("seed", 8), ("temperature", 0.7), ("max_new_tokens", 9), ("generations.0.stop_strings", ["c"])],
+    ("path", "value"), [("seed", 8), ("temperature", 0.7), ("max_new_tokens", 9), ("generations.0.stop_strings", ["c"])]
 )
 def test_a_changed_number_of_the_record_is_found(path: str, value: object) -> None:
     result = played(max_new_tokens=6, seed=None)

@@ -17,10 +17,7 @@ from rollout_client.contract.rollouts import PolicyVersions, RolloutRequest, Sam
 from rollout_env import StepOutcome
 from service.problems import RequestProblem
 from service.rollout_requests.episodes import EpisodeFactory
-from service.rollout_requests.rollout_service import (
-    MOST_BYTES_PREPARED_INLINE,
-    MOST_GENERATIONS_PREPARED_INLINE,
-)
+from service.rollout_requests.rollout_service import MOST_BYTES_PREPARED_INLINE, MOST_GENERATIONS_PREPARED_INLINE
 from service.rollouts.episode import Episode
 from service.settings import RequestLimits
 from tests import virtual_time

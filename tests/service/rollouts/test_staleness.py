@@ -47,12 +47,7 @@ def versions_at(
 
 @pytest.mark.parametrize(
     ("current", "made", "max_staleness", "is_stale"),
-    [
-        (8, (9, 7), 1, False),
-        (8, (8, 6, 9), 1, True),
-        (1000, (1,), None, False),
-        (None, (1,), 0, False),
-    ],
+    [(8, (9, 7), 1, False), (8, (8, 6, 9), 1, True), (1000, (1,), None, False), (None, (1,), 0, False)],
 )
 def test_a_rollout_is_stale_by_its_oldest_token(
     current: int | None, made: tuple[int, ...], max_staleness: int | None, is_stale: bool

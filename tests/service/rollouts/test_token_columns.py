@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from pydantic_core import from_json
 
 from deployments.protocols.generation import Generation, GenerationRequest, IncludedColumns
-from deployments.protocols.token_columns import (
-    EXPERTS,
-    MASK,
-    MASK_SIZES,
-    RoutedExperts,
-    packed_rows,
-)
+from deployments.protocols.token_columns import EXPERTS, MASK, MASK_SIZES, RoutedExperts, packed_rows
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers, SampledWith
 from rollout_client.contract.rollouts import SampleResult

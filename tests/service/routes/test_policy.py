@@ -22,10 +22,7 @@ from deployments.policy.failures import (
     WeightsRefused,
 )
 from rollout_client.contract.base import FieldProblem
-from rollout_client.contract.policy import (
-    PushOptions,
-    SwitchOptions,
-)
+from rollout_client.contract.policy import PushOptions, SwitchOptions
 from service.http.upload_chunk import FORWARDED_BYTES
 from tests.fakes.policy_store import SENDER, UPDATE
 from tests.service.scripted_http import SAMPLE, ScriptedHttp

@@ -79,11 +79,7 @@ def test_the_calls_of_a_trainer_share_the_engines_as_one_party() -> None:
 
 @pytest.mark.parametrize(
     ("body", "rid"),
-    [
-        ({"abort_all": True}, ""),
-        ({"rid": [], "abort_all": True}, ""),
-        ({"rid": "a", "abort_all": False}, "a"),
-    ],
+    [({"abort_all": True}, ""), ({"rid": [], "abort_all": True}, ""), ({"rid": "a", "abort_all": False}, "a")],
 )
 def test_an_abort_names_calls_of_its_caller_up_to_now(tmp_path: Path, body: dict[str, Any], rid: str) -> None:
     http = Http(*access_of_a_key(tmp_path))

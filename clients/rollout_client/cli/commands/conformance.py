@@ -29,11 +29,11 @@ from rollout_client.cli.output import FAILED, AsJson, errors_as_sentences, plain
 _MILES = "miles at 31f1ca9, docs/advanced/disaggregated-rollout.md"
 _TRL = "TRL 1.16, experimental/async_grpo/async_rollout_worker.py"
 _SKYRL = "SkyRL at a956457, inference_servers/remote_inference_client.py"
+_NEMO_RL = "NeMo-RL v0.3.0, experience/rollouts.py: failed samples have a reward of 0"
 _PROMPT = tuple(range(20, 36))
 _TOKENS = 16
-_LONG = 4096
-"""Tokens of a generation that others meet while it runs, if the model takes so many."""
-_LONG_BY_DEFAULT = 1024
+_LONG, _LONG_BY_DEFAULT = 4096, 1024
+"""Tokens of a generation that others meet while it runs: at most, and where the server does not say its longest."""
 _IN_FLIGHT = 64
 _TEMPERATURE = 0.5
 _LIKELIEST = 20
@@ -382,9 +382,8 @@ async def _cancellation(server: _Server) -> str:
 
 
 async def _long(server: _Server) -> _Generated:
-    return await server.generate(
-        tokens=min(_LONG, (server.longest or _LONG_BY_DEFAULT) - len(_PROMPT)), temperature=1.0
-    )
+    most = min(_LONG, (server.longest or _LONG_BY_DEFAULT) - len(_PROMPT))
+    return await server.generate(tokens=most, temperature=1.0)
 
 
 async def _until(ask: Callable[[], Awaitable[Sent]], is_so: Callable[[Sent], bool], within_s: float) -> bool:
@@ -425,6 +424,10 @@ def _mixed(checkpoint: str | None) -> "_Check":
         try:
             await server.post("/update_weights", {"weight_dir": checkpoint})
             is_whole = generation.done()
+        except _Refused as refused:
+            if refused.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise
+            raise _NotOffered(f"the server does not take the checkpoint: {refused}") from refused
         finally:
             made = await generation
         if is_whole:
@@ -454,10 +457,7 @@ def _checks(checkpoint: str | None) -> dict[str, tuple[_Check, str]]:
         "minimum version": (_constrained("min_version"), _MILES),
         "exact version": (_constrained("exact_version"), _MILES),
         "no mixture unsaid": (_mixed(checkpoint), _MILES),
-        "failure is no answer": (
-            _failures,
-            "NeMo-RL v0.3.0, experience/rollouts.py: failed samples have a reward of 0",
-        ),
+        "failure is no answer": (_failures, _NEMO_RL),
         "idempotency": (_idempotency, _MILES),
         "cancellation frees the engine": (_cancellation, "slime at 624b824a, rollout/sglang_rollout.py"),
         "order and completeness": (_in_flight, _SKYRL),

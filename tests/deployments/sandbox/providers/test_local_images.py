@@ -9,12 +9,7 @@ import pytest
 
 from deployments.sandbox.interface import MIB, SandboxLost
 from deployments.sandbox.providers import local
-from deployments.sandbox.providers.interface import (
-    RunningSandbox,
-    SandboxFile,
-    SandboxRefused,
-    SandboxSpec,
-)
+from deployments.sandbox.providers.interface import RunningSandbox, SandboxFile, SandboxRefused, SandboxSpec
 from deployments.sandbox.providers.local import LocalProvider
 from deployments.sandbox.providers.local_sandbox import LocalRunningSandbox
 from tests.deployments.sandbox.providers.opened import opened

@@ -9,13 +9,7 @@ from pathlib import Path
 import pytest
 
 from deployments.sandbox.interface import SandboxLost
-from deployments.sandbox.providers.interface import (
-    MOST_PROCESSES,
-    ExecResult,
-    OutOfMemory,
-    SandboxRefused,
-    SandboxSpec,
-)
+from deployments.sandbox.providers.interface import MOST_PROCESSES, ExecResult, OutOfMemory, SandboxRefused, SandboxSpec
 from deployments.sandbox.providers.local import LocalProvider, _Processors
 from tests.deployments.sandbox.providers.opened import opened
 from tests.virtual_time import runs

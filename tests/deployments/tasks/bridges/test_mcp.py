@@ -179,10 +179,7 @@ def test_tools_of_several_pages_are_all_known() -> None:
     [
         ("same_cursor", "there are more than 1000"),
         ("late", "a page is refused: the second page is gone"),
-        (
-            "no_list",
-            "a page is refused: The server's answer breaks MCP's schema: tools: Input should be a valid list.",
-        ),
+        ("no_list", "a page is refused: The server's answer breaks MCP's schema: tools: Input should be a valid list."),
     ],
 )
 def test_a_list_of_tools_without_an_end_names_the_server(mode: str, reason: str) -> None:

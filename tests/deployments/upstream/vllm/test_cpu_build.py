@@ -10,10 +10,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends import cpu_attn
 
-from deployments.upstream.vllm.cpu_build import (
-    _pack_experts_at_each_load,
-    pack_shared_weights_again,
-)
+from deployments.upstream.vllm.cpu_build import _pack_experts_at_each_load, pack_shared_weights_again
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
