@@ -32,7 +32,7 @@ POLL_S = 0.001
 ALL_HAVE_ARRIVED = "all-have-arrived"
 STARTING_OR_CLOSING = Lock()
 """Else who starts a broadcast could have the last reference to its group, and would wait there as in `close`."""
-NOT_CONNECTED = "Trainer and engines are not connected (any more): begin with trainer_init."
+NOT_CONNECTED = "Trainer and engines are not connected (any more)."
 
 
 def register() -> None:
@@ -117,7 +117,7 @@ class GlooEndpoint:
         """Waits until all workers are there.
 
         Raises:
-            Exception: what `calling`, which tells them to come, has raised, or after a minute what gloo raises.
+            Exception: what `calling`, which tells them to come, has raised; `TimeoutError` after a minute.
         """
         where = GlooInitInfo(**{**init_info, "rank_offset": TRAINER_RANK + 1})
         store = rendezvous_store(where, is_master=True)
@@ -163,9 +163,16 @@ def update_info_of(metadata: list[ParamMeta]) -> NCCLWeightTransferUpdateInfo:
 
 
 def wait_while_running(call: "Future[None] | None", is_done: Callable[[], bool], within: timedelta) -> None:
-    """Waits until `is_done` or until `call`, in which the engines take part, has ended; raises what `call` raised."""
+    """Waits until `is_done` or until `call`, in which the engines take part, has ended.
+
+    Raises:
+        Exception: what `call` has raised.
+        TimeoutError: neither was so in time.
+    """
     end = time.monotonic() + within.total_seconds()
-    while not (call is not None and call.done()) and not is_done() and time.monotonic() < end:
+    while not (call is not None and call.done()) and not is_done():
+        if time.monotonic() > end:
+            raise TimeoutError(f"the engines did not take part within {within}")
         time.sleep(POLL_S)
     if call is not None and call.done():
         call.result()

@@ -133,10 +133,8 @@ def config_with_stores(folder: Path) -> Path:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_job_outlives_the_whole_service_and_repeats_no_finished_turn(tmp_path: Path) -> None:
-    steps, arguments = (
-        StepLog(tmp_path / "steps"),
-        (str(config_with_stores(tmp_path)), "--port", str(port := free_port())),
-    )
+    steps, port = StepLog(tmp_path / "steps"), free_port()
+    arguments = (str(config_with_stores(tmp_path)), "--port", str(port))
     with RolloutClient(f"http://127.0.0.1:{port}") as client:
         with service_process(*arguments) as service:
             lines_until(service, "Routes and their fields")
