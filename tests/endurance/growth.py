@@ -1,6 +1,6 @@
 """Whether something that is measured again and again grows. No I/O."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -17,52 +17,24 @@ class Bound:
     per_push: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """Medians of the last period but one and of the last period; they are `pushes` pushes apart."""
-
-    second: float
-    last: float
-    pushes: int
-    bound: Bound
-
-    @property
-    def is_within_bound(self) -> bool:
-        return self.last - self.second <= self.bound.floor + self.bound.per_push * self.pushes
-
-
-def growth_of(second: Sequence[float], last: Sequence[float], bound: Bound) -> Growth:
-    """Args: `second` and `last` have one reading for each push in two periods of the same length, none between them."""
-    return Growth(median(second), median(last), (len(second) + len(last)) // 2, bound)
-
-
-def all_growth(
-    second: Sequence[Mapping[str, float]], last: Sequence[Mapping[str, float]], bounds: Mapping[str, Bound]
-) -> dict[str, Growth]:
-    """By quantity; a quantity is bound by the first of `bounds` whose name is in its own.
+def medians(*periods: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """By quantity, those of its readings in each period.
 
     A reading without a quantity, such as the memory of a process that is just replaced, counts as 0.
     """
-
-    def values(readings: Sequence[Mapping[str, float]], name: str) -> list[float]:
-        return [reading.get(name, 0.0) for reading in readings]
-
-    names = sorted({name for reading in [*second, *last] for name in reading})
-    return {name: growth_of(values(second, name), values(last, name), bound_of(name, bounds)) for name in names}
+    names = sorted({name for readings in periods for reading in readings for name in reading})
+    return {name: [median(reading.get(name, 0.0) for reading in readings) for readings in periods] for name in names}
 
 
-def growth_problems(growth: Mapping[str, Growth]) -> list[str]:
-    """A sentence for each quantity that grows."""
-    return [
-        f"{name} grew from {found.second:,.0f} to {found.last:,.0f} in {found.pushes} pushes"
-        for name, found in growth.items()
-        if not found.is_within_bound
-    ]
+def growth_problems(
+    second: Sequence[Mapping[str, float]], last: Sequence[Mapping[str, float]], bounds: Mapping[str, Bound]
+) -> Iterator[str]:
+    """A sentence for each quantity that grows; it is bound by the first of `bounds` whose name is in its own.
 
-
-def bound_of(quantity: str, bounds: Mapping[str, Bound]) -> Bound:
-    """Raises `KeyError` if nothing bounds the quantity."""
-    for name, bound in bounds.items():
-        if name in quantity:
-            return bound
-    raise KeyError(quantity)
+    Args: `second` and `last` have one reading for each push in two periods of the same length, none between them.
+    """
+    pushes = (len(second) + len(last)) // 2
+    for name, (before, now) in medians(second, last).items():
+        bound, *_ = (bound for part, bound in bounds.items() if part in name)
+        if now - before > bound.floor + bound.per_push * pushes:
+            yield f"{name} grew from {before:,.0f} to {now:,.0f} in {pushes} pushes"

@@ -1,7 +1,7 @@
-"""What the programs of endurance share: options, services that end, a bar, a file of results, and the last line."""
+"""What the programs of endurance share: options, services that end, a file of results, and the last line."""
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.process_group import no_process_left
 from service.startup.local_service import sentences_for_the_user
@@ -37,19 +36,6 @@ def ended_services() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def rounds_shown(rounds: int | None) -> Iterator[Callable[[str], None]]:
-    """Gives a function that counts one round as done and describes all so far.
-
-    Args:
-        rounds: how many there will be; `None` if unknown.
-    """
-    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("", total=rounds)
-        yield lambda description: progress.update(bar, advance=1, description=description)
-
-
 def append(path: Path, result: "DataclassInstance") -> None:
     """Writes a result as one more line of JSON into the file of all runs."""
     with path.open("a") as file:
@@ -61,18 +47,14 @@ def read(path: Path, kind: type[Result]) -> list[Result]:
     return [kind(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def show_problems(problems: Sequence[str]) -> None:
-    for problem in problems[:MOST_SHOWN]:
-        console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
-
-
 def finish(problems: Sequence[str], figures: Mapping[str, object]) -> None:
     """Prints the first problems, and as the last line the figures and the number of problems, as JSON.
 
     Raises:
         typer.Exit: there are problems; the exit code is 1.
     """
-    show_problems(problems)
+    for problem in problems[:MOST_SHOWN]:
+        console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
     typer.echo(json.dumps({**figures, "problems": len(problems)}))
     if problems:
         raise typer.Exit(1)

@@ -35,8 +35,7 @@ def done_in(actor: Any, work: Callable[[Any], Result]) -> Result:
     Raises:
         RayActorError: the actor has died.
     """
-    result: Result = ray.get(actor.__ray_call__.remote(work), timeout=ANSWER_TIMEOUT_S)
-    return result
+    return ray.get(actor.__ray_call__.remote(work), timeout=ANSWER_TIMEOUT_S)
 
 
 def event_loop_of(replica: Any) -> Any:

@@ -31,8 +31,8 @@ def findings_of(environment: TaskEnvironment | Callable[[], TaskEnvironment], **
     return [f"{finding.rule}: {finding.message}" for finding in failure.value.findings]
 
 
-def with_methods(base: type[CountingEnvironment] = CountingEnvironment, **methods: Any) -> Any:
-    """A class of environments with these methods in place of those of `base`."""
+def with_methods(base: type = CountingEnvironment, **methods: Any) -> Any:
+    """A class with these methods in place of those of `base`."""
     return type("Changed", (base,), methods)
 
 
@@ -81,9 +81,8 @@ def test_the_failure_lists_all_findings() -> None:
         f"- step: {FIRST}: step raised KeyError: 'board'.",
         "    Traceback (most recent call last):",
     ]
-    assert [line for line in lines if line.startswith("- ")][1:] == [
-        "- close: close raised OSError: The file is closed."
-    ]
+    _, of_close = (line for line in lines if line.startswith("- "))
+    assert of_close == "- close: close raised OSError: The file is closed."
     assert [line for line in lines if "File" in line and "test_check.py" not in line] == []
     assert '        raise KeyError("board")' in lines
 
@@ -146,8 +145,12 @@ async def endless(*_: Any) -> StepOutcome:
     raise AssertionError
 
 
+def with_random_reward(outcome: StepOutcome) -> StepOutcome:
+    return replace(outcome, reward=random.random())
+
+
 def test_steps_may_be_random_on_purpose() -> None:
-    check(faulty_step(lambda outcome: replace(outcome, reward=random.random())), repeatable=False)
+    check(faulty_step(with_random_reward), repeatable=False)
 
 
 class OneGameAtATime(CountingEnvironment):
@@ -220,11 +223,6 @@ def replayed(log: list[ChatMessage]) -> Session:
     return CountInMemory(sum(message["role"] == "assistant" for message in log))
 
 
-class Stuck(CountInMemory):
-    def close(self) -> None:
-        raise OSError("It is stuck.")
-
-
 def test_state_may_be_kept_where_each_step_of_its_rollout_finds_it() -> None:
     check(in_sessions(replayed, lost_session="reopen"))
     check(in_sessions(lambda _: CountInMemory(0)))
@@ -234,12 +232,12 @@ def test_state_may_be_kept_where_each_step_of_its_rollout_finds_it() -> None:
 # What breaks one rule
 
 
+STUCK = with_methods(CountInMemory, close=raising(OSError("It is stuck.")))
 TWO_GAMES: dict[str, Any] = {"replies": ["1", "2"], "samples": [counting_sample(3), counting_sample(5)]}
 NOT_VALID = f"outcome: {FIRST}: The environment's outcome is not valid"
-NO_STATE = (
-    "the next step would not accept it as extra_env_info: ExtraEnvInfo does not accept it: "
-    "extra_env_info.until: Field required."
-)
+NOT_ACCEPTED = "ExtraEnvInfo does not accept it: extra_env_info.until:"
+NO_STATE = f"the next step would not accept it as extra_env_info: {NOT_ACCEPTED} Field required."
+NAN = "it is not JSON: sample: Value error, it holds nan, which JSON cannot express."
 ATTRIBUTES: list[tuple[dict[str, Any], str]] = [
     ({"description": " "}, "description: String should have at least 1 character."),
     ({"ExtraEnvInfo": dict}, "ExtraEnvInfo: Input should be a subclass of BaseModel."),
@@ -248,11 +246,13 @@ ATTRIBUTES: list[tuple[dict[str, Any], str]] = [
     ({"max_concurrent_steps": True}, "max_concurrent_steps: Input should be a valid integer."),
     ({"tools": [1]}, "tools.0: Input should be a valid dictionary."),
     ({"session_idle_s": 0}, "session_idle_s: Input should be greater than 0."),
+    ({"step": TaskEnvironment.step}, "it implements neither step nor step_batch nor open_session."),
 ]
 EXAMPLES = [
     (faulty_examples([TWO, THREE], [TWO, FOUR]), "(2, seed=0) returned different samples the second time."),
     (faulty_examples([TWO, THREE, FOUR]), "(2, seed=0) returned 3 samples."),
     (faulty_examples([TWO, TWO]), "(2, seed=0) returned only 1 different samples."),
+    (with_methods(example_samples=raising(FileNotFoundError("words.txt"))), " raised FileNotFoundError: words.txt."),
     (
         listed(lambda count, seed: [TWO, THREE, FOUR][:count] if seed == 0 else [FOUR, THREE, TWO][:count]),
         "(64, seed=0) returned 3 samples; repeat them where there are no more.",
@@ -263,14 +263,16 @@ EXAMPLES = [
     ),
 ]
 SAMPLES: list[tuple[dict[str, Any], str]] = [
-    (
-        {"extra_env_info": {"until": "soon"}},
-        "ExtraEnvInfo does not accept it: extra_env_info.until: "
-        "Input should be a valid integer, unable to parse string as an integer.",
-    ),
+    ({"extra_env_info": {"until": None}}, f"{NOT_ACCEPTED} Input should be a valid integer."),
     ({"messages": None}, "The sample has no prompt: give it messages, at least one."),
-    ({"score": float("nan")}, "it is not JSON: sample: Value error, it holds nan, which JSON cannot express."),
+    ({"score": float("nan")}, NAN),
     ({"tags": {"a"}}, "it is not JSON: sample.tags: input was not a valid JSON value."),
+]
+OUTCOMES: list[tuple[Callable[[StepOutcome], Any], str]] = [
+    (lambda _: None, f"{NOT_VALID}: step must return a StepOutcome, got NoneType."),
+    (with_fields(metadata={"until": {3}}), f"{NOT_VALID}: outcome.metadata.until: input was not a valid JSON value."),
+    (with_fields(metadata={"board": []}), f"metadata: {FIRST}: {NO_STATE}"),
+    (with_random_reward, f"state: Sample 0, turn 1: its reward differed {STATE}"),
 ]
 STARTS: list[tuple[Callable[[], StartOutcome], str, str]] = [
     (
@@ -304,29 +306,8 @@ def blocking(outcome: StepOutcome) -> StepOutcome:
             for fault, message in SAMPLES
         ),
         *((partial(Starting, begin), {}, f"{rule}: Sample 0: {message}") for begin, rule, message in STARTS),
-        (
-            with_methods(step=TaskEnvironment.step),
-            {},
-            "attributes: it implements neither step nor step_batch nor open_session.",
-        ),
-        (
-            listed(one_wrong),
-            {},
-            "example_samples: sample 40 of example_samples(64, seed=0) is not a sample: it is not JSON: sample: Value "
-            "error, it holds nan, which JSON cannot express.",
-        ),
-        (
-            with_methods(example_samples=raising(FileNotFoundError("words.txt"))),
-            {},
-            "example_samples: example_samples raised FileNotFoundError: words.txt.",
-        ),
-        (faulty_step(lambda _: None), {}, f"{NOT_VALID}: step must return a StepOutcome, got NoneType."),
-        (
-            faulty_step(with_fields(metadata={"until": {3}})),
-            {},
-            f"{NOT_VALID}: outcome.metadata.until: input was not a valid JSON value.",
-        ),
-        (faulty_step(with_fields(metadata={"board": []})), {}, f"metadata: {FIRST}: {NO_STATE}"),
+        *((faulty_step(fault), {}, message) for fault, message in OUTCOMES),
+        (listed(one_wrong), {}, f"example_samples: sample 40 of example_samples(64, seed=0) is not a sample: {NAN}"),
         (
             faulty_step(one_fault),
             {"replies": ["a" * 41, "b" * 41]},
@@ -344,11 +325,6 @@ def blocking(outcome: StepOutcome) -> StepOutcome:
             "run. Await what takes long, or run it by asyncio.to_thread.",
             marks=pytest.mark.slow,
         ),
-        (
-            faulty_step(lambda outcome: replace(outcome, reward=random.random())),
-            {},
-            f"state: Sample 0, turn 1: its reward differed {STATE}",
-        ),
         (OneGameAtATime(), TWO_GAMES, f"state: Sample 1, turn 2: its observation, reward, metadata differed {STATE}"),
         (AGameEach, TWO_GAMES, f"state: Sample 0, turn 2: step raised KeyError: 'Count to 3.' {STATE}"),
         (
@@ -356,7 +332,7 @@ def blocking(outcome: StepOutcome) -> StepOutcome:
             {},
             f"state: Sample 0, turn 2: its observation, terminated differed {STATE}",
         ),
-        (in_sessions(lambda _: Stuck(0)), {}, "close: close of a session raised OSError: It is stuck."),
+        (in_sessions(lambda _: STUCK(0)), {}, "close: close of a session raised OSError: It is stuck."),
     ],
 )
 def test_what_breaks_one_rule_is_found_once_with_its_first_place(

@@ -93,6 +93,5 @@ def test_findings_are_a_json_document_and_exit_code_1(folder: Path, capsys: pyte
 
 
 def test_an_environment_that_cannot_be_loaded_is_refused() -> None:
-    assert refusal_of("check", "nowhere:Game").startswith(
-        "nowhere:Game cannot be imported: there is no module nowhere."
-    )
+    refusal = refusal_of("check", "nowhere:Game")
+    assert refusal.startswith("nowhere:Game cannot be imported: there is no module nowhere.")

@@ -66,19 +66,13 @@ turns = st.lists(st.tuples(letters.filter(bool), outcomes | silent), min_size=1,
 
 @given(turns, states, st.lists(st.sampled_from(["x", "y"]), max_size=2))
 def test_a_play_gives_what_the_rollout_loop_gives(
-    scripted: list[tuple[str, StepOutcome]], extra_env_info: dict[str, Any], stop_strings: list[str]
+    scripted: list[tuple[str, StepOutcome]], info: dict[str, Any], stop_strings: list[str]
 ) -> None:
     replies, of_turns = [reply for reply, _ in scripted], [outcome for _, outcome in scripted]
     environment = NumberedOutcomes(of_turns)
-    recipe = EpisodeRecipe(
-        extra_env_info=extra_env_info, stop_strings=tuple(stop_strings), max_rollout_turns=len(scripted)
-    )
+    recipe = EpisodeRecipe(extra_env_info=info, stop_strings=tuple(stop_strings), max_rollout_turns=len(scripted))
     rollout = playing.play(recipe, ScriptedGenerator(replies), HostedEnvironment(environment))
-    sample = {
-        "messages": [{"role": "user", "content": "Q"}],
-        "extra_env_info": extra_env_info,
-        "stop_strings": stop_strings,
-    }
+    sample = {"messages": [{"role": "user", "content": "Q"}], "extra_env_info": info, "stop_strings": stop_strings}
     played = play(environment, replies, sample)
     assert played.message_log == [{"role": message.role, "content": message.content} for message in rollout.message_log]
     assert played.metrics == rollout.metrics.environment

@@ -1,18 +1,19 @@
 """The server of an environment, without its socket."""
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from rollout_env import ChatMessage, SampleRejected, Session, StartOutcome, StepOutcome
 from rollout_env.records import with_read_images, with_written_images
 from rollout_env.serve import EnvironmentServer, answering
 from tests.clients.rollout_env.counting_environment import Count, CountingEnvironment
+from tests.virtual_time import runs
+
+ASKED = {"message_log": [{"role": "assistant", "content": "1"}], "extra_env_info": {"until": 2}}
 
 
 class Numbered(Session):
@@ -43,13 +44,12 @@ class NumberingEnvironment(CountingEnvironment):
 
 def test_all_are_closed_beside_a_session_that_cannot_be() -> None:
     environment = NumberingEnvironment()
-    asked = {"message_log": [{"role": "assistant", "content": "1"}], "extra_env_info": {"until": 2}}
 
     def serve_three_sessions() -> None:
         with TestClient(EnvironmentServer(environment).app()) as client:
             for _ in range(3):
                 session = client.post("/sessions", json={}).json()
-                client.post("/step", json={**asked, **session}).raise_for_status()
+                client.post("/step", json={**ASKED, **session}).raise_for_status()
 
     with pytest.raises(OSError, match=r"The socket is gone\."):
         serve_three_sessions()
@@ -57,17 +57,15 @@ def test_all_are_closed_beside_a_session_that_cannot_be() -> None:
     assert environment.closed[-1] == "environment"
 
 
-def test_what_it_raises_can_be_answered_whatever_the_message_holds() -> None:
+@runs
+async def test_what_it_raises_can_be_answered_whatever_the_message_holds() -> None:
     async def handler(asked: Any) -> Any:
         raise SampleRejected(asked)
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": json.dumps("\ud83d").encode()}
 
-    async def answer() -> Response:
-        return await answering(handler)(Request({"type": "http", "headers": []}, receive))
-
-    response = asyncio.run(answer())
+    response = await answering(handler)(Request({"type": "http", "headers": []}, receive))
     assert response.status_code == 409
     assert json.loads(bytes(response.body)) == {"kind": "rejected", "message": "\\ud83d"}
 
@@ -81,10 +79,9 @@ class PaintingEnvironment(CountingEnvironment):
 
 
 def test_images_are_the_same_bytes_and_names_on_the_other_side() -> None:
-    asked = {"message_log": [{"role": "assistant", "content": "1"}], "extra_env_info": {"until": 2}}
     with TestClient(EnvironmentServer(PaintingEnvironment()).app()) as client:
-        begun = client.post("/start", json=asked).json()
-        step = client.post("/step", json={**asked, **client.post("/sessions", json={}).json()}).json()
+        begun = client.post("/start", json=ASKED).json()
+        step = client.post("/step", json={**ASKED, **client.post("/sessions", json={}).json()}).json()
     assert with_read_images(begun)["observation"] == [{"role": "user", "content": "Look", "images": [b"\x89PNG"]}]
     assert with_read_images(step)["observation"]["images"] == [b"\xff\xd8", "sha256:0"]
     nothing = {"observation": None, "reward": 0.0}

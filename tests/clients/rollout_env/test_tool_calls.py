@@ -76,10 +76,7 @@ def test_any_calls_survive_their_formats(given_calls: list[tuple[str, dict[str, 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (
-            '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
-            "The name of a call must be text, got '\\ud800'",
-        ),
+        ('<tool_call>{"name": "\\ud800"}</tool_call>', "The name of a call must be text, got '\\ud800'"),
         ("<tool_call>{</tool_call>", "not valid JSON"),
         ("<tool_call>", "not valid JSON"),
         ('<tool_call>{"arguments": {}}</tool_call>', "must be a JSON object with a name"),
@@ -174,28 +171,22 @@ def test_a_value_that_json_does_not_have_is_a_malformed_call(text: str) -> None:
 
 STRING, NULLABLE = {"type": "string"}, {"anyOf": [{"type": "string"}, {"type": "null"}]}
 PAIR = {"type": "object", "properties": {"a": {"type": "boolean"}}}
+TEXTS = ("101", "1.10", "true", "null", "None", '{"a": 1}', '["x"]', ' "x" ', "", " 7 ")
+WITHOUT_TYPE: Any = ({}, True, None, {"description": "A"}, {"enum": ["101"]}, {"$ref": "#/no"})
+FLOATS = {"1.10": 1.1, "1e3": 1000.0, "7": 7, "1e999": "1e999"}
 NUMBERS = [{"type": "integer"}, {"type": ["integer"]}, {"anyOf": [{"type": "integer"}]}, {"enum": [7]}, {"const": 7}]
 
 
 @pytest.mark.parametrize(
     ("schema", "text", "value"),
     [
-        *(
-            (STRING, text, text)
-            for text in ("101", "1.10", "true", "null", "None", '{"a": 1}', '["x"]', ' "x" ', "", " 7 ")
-        ),
-        *(
-            (schema, "101", "101")
-            for schema in ({}, True, None, {"description": "A"}, {"enum": ["101"]}, {"$ref": "#/no"})
-        ),
+        *((STRING, text, text) for text in TEXTS),
+        *((schema, "101", "101") for schema in WITHOUT_TYPE),
         *((schema, " 101 ", 101) for schema in NUMBERS),
         *(({"type": "integer"}, text, text) for text in ("1.5", "1,000", "007", "x", "true", "NaN", "[1]", "9" * 5000)),
         ({"type": "integer"}, "5.0", 5),
         ({"type": "integer"}, "9" * 4000, int("9" * 4000)),
-        *(
-            ({"type": "number"}, text, value)
-            for text, value in (("1.10", 1.1), ("1e3", 1000.0), ("7", 7), ("1e999", "1e999"))
-        ),
+        *(({"type": "number"}, text, value) for text, value in FLOATS.items()),
         *(({"type": "boolean"}, text, text.lower() == "true") for text in ("true", "True", "TRUE", "false", "False")),
         *(({"type": "boolean"}, text, text) for text in ("1", "0", "yes", '"true"', "")),
         *((schema, "null", None) for schema in (NULLABLE, {"type": ["string", "null"]}, {**STRING, "nullable": True})),
@@ -228,10 +219,8 @@ def test_parameters_without_a_schema_are_text() -> None:
     texts = {"a": "1", "b": "True"}
     further = {"name": "f", "parameters": {"properties": {"a": STRING}, "additionalProperties": {"type": "boolean"}}}
     odd: list[dict[str, Any]] = [{"function": "f"}, {"name": "f", "parameters": 1}]
-    assert [typed_arguments(texts, "f", tools) for tools in ([], odd, [taking()], [further])] == [
-        *[texts] * 3,
-        {"a": "1", "b": True},
-    ]
+    read = [typed_arguments(texts, "f", tools) for tools in ([], odd, [taking()], [further])]
+    assert read == [*[texts] * 3, {"a": "1", "b": True}]
 
 
 @given(st.text(alphabet='01.-eE{}[]"ntrufals \n', max_size=12))

@@ -16,6 +16,7 @@ import pytest
 
 from rollout_env import TemporaryFailure
 from rollout_env.worker_pool import ProcessorTimeExceeded, WorkerPool
+from tests.virtual_time import runs
 
 pytestmark = pytest.mark.slow
 
@@ -59,9 +60,9 @@ def pool() -> Iterator[WorkerPool]:
     pool.close()
 
 
-def worker_of(pool: WorkerPool) -> psutil.Process:
+async def worker_of(pool: WorkerPool) -> psutil.Process:
     """The worker, known to run because it has just returned from a call."""
-    return psutil.Process(asyncio.run(pool.run(LIMIT_S, os.getpid)))
+    return psutil.Process(await pool.run(LIMIT_S, os.getpid))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -88,63 +89,56 @@ def test_a_call_beyond_its_processor_time_is_ended_and_the_next_runs(pool: Worke
     assert asyncio.run(pool.run(LIMIT_S, divmod, 1, 1)) == (1, 0)
 
 
-def test_a_call_that_the_machine_holds_up_has_its_result_however_late(pool: WorkerPool) -> None:
-    worker = worker_of(pool)
-
-    async def run() -> float:
-        calling = asyncio.create_task(pool.run(LIMIT_S, stop_and_burn, 0.4 * LIMIT_S))
-        await until(lambda: worker.status() == psutil.STATUS_STOPPED)
-        await asyncio.sleep(LIMIT_S)
-        worker.resume()
-        return await calling
-
-    assert asyncio.run(run()) > LIMIT_S
+@runs
+async def test_a_call_that_the_machine_holds_up_has_its_result_however_late(pool: WorkerPool) -> None:
+    worker = await worker_of(pool)
+    calling = asyncio.create_task(pool.run(LIMIT_S, stop_and_burn, 0.4 * LIMIT_S))
+    await until(lambda: worker.status() == psutil.STATUS_STOPPED)
+    await asyncio.sleep(LIMIT_S)
+    worker.resume()
+    assert await calling > LIMIT_S
 
 
-def test_a_call_without_a_result_is_lost_and_its_worker_replaced(
+@runs
+async def test_a_call_without_a_result_is_lost_and_its_worker_replaced(
     pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stuck = worker_of(pool)
-    with monkeypatch.context() as patched:
-        patched.setattr(pool, "lost_after_s", 0.5)
-        with pytest.raises(TemporaryFailure, match=r"^A worker process had no result after 0\.5 s\.$"):
-            asyncio.run(pool.run(LIMIT_S, time.sleep, 60.0))
-    asyncio.run(until(lambda: is_gone(stuck.pid)))
-    assert asyncio.run(pool.run(LIMIT_S, divmod, 1, 1)) == (1, 0)
+    stuck = await worker_of(pool)
+    monkeypatch.setattr(pool, "lost_after_s", 0.5)
+    with pytest.raises(TemporaryFailure, match=r"^A worker process had no result after 0\.5 s\.$"):
+        await pool.run(LIMIT_S, time.sleep, 60.0)
+    monkeypatch.undo()
+    await until(lambda: is_gone(stuck.pid))
+    assert await pool.run(LIMIT_S, divmod, 1, 1) == (1, 0)
 
 
-def test_a_worker_that_dies_between_calls_is_replaced(pool: WorkerPool) -> None:
-    worker_of(pool).kill()
+@runs
+async def test_a_worker_that_dies_between_calls_is_replaced(pool: WorkerPool) -> None:
+    (await worker_of(pool)).kill()
     # The pool may have noticed already.
     with suppress(TemporaryFailure):
-        asyncio.run(pool.run(LIMIT_S, nothing))
-    assert asyncio.run(pool.run(LIMIT_S, divmod, 1, 1)) == (1, 0)
+        await pool.run(LIMIT_S, nothing)
+    assert await pool.run(LIMIT_S, divmod, 1, 1) == (1, 0)
 
 
-def test_a_worker_that_dies_during_a_call_loses_it(pool: WorkerPool, tmp_path: Path) -> None:
-    worker, begun = worker_of(pool), tmp_path / "begun"
-
-    async def run() -> None:
-        calling = asyncio.create_task(pool.run(LIMIT_S, touch_and_sleep, str(begun), 60.0))
-        await until(begun.exists)
-        worker.kill()
+@runs
+async def test_a_worker_that_dies_during_a_call_loses_it(pool: WorkerPool, tmp_path: Path) -> None:
+    worker, begun = await worker_of(pool), tmp_path / "begun"
+    calling = asyncio.create_task(pool.run(LIMIT_S, touch_and_sleep, str(begun), 60.0))
+    await until(begun.exists)
+    worker.kill()
+    with pytest.raises(TemporaryFailure, match=r"^A worker process ended with exit code -9\.$"):
         await calling
 
-    with pytest.raises(TemporaryFailure, match=r"^A worker process ended with exit code -9\.$"):
-        asyncio.run(run())
 
-
-def test_the_call_of_a_cancelled_caller_ends_and_its_worker_goes_on(pool: WorkerPool, tmp_path: Path) -> None:
-    worker, begun = worker_of(pool), tmp_path / "begun"
-
-    async def run() -> int:
-        abandoned = asyncio.create_task(pool.run(LIMIT_S, touch_and_sleep, str(begun), 0.3))
-        await until(begun.exists)
-        abandoned.cancel()
-        await asyncio.gather(abandoned, return_exceptions=True)
-        return await pool.run(LIMIT_S, os.getpid)
-
-    assert asyncio.run(run()) == worker.pid
+@runs
+async def test_the_call_of_a_cancelled_caller_ends_and_its_worker_goes_on(pool: WorkerPool, tmp_path: Path) -> None:
+    worker, begun = await worker_of(pool), tmp_path / "begun"
+    abandoned = asyncio.create_task(pool.run(LIMIT_S, touch_and_sleep, str(begun), 0.3))
+    await until(begun.exists)
+    abandoned.cancel()
+    await asyncio.gather(abandoned, return_exceptions=True)
+    assert await worker_of(pool) == worker
 
 
 @pytest.mark.parametrize("function", ["nothing", "never_return"], ids=["idle", "busy"])

@@ -19,11 +19,6 @@ from tests.virtual_time import runs
 
 pytestmark = pytest.mark.slow
 
-PROBED = subprocess.run(
-    ["unshare", "--user", "--map-root-user", "--pid", "--net", "--fork", "true"], check=False, capture_output=True
-)
-NAMESPACES = PROBED.returncode == 0
-
 
 def run(sandbox: LocalSandbox, source: str, limits: Limits = DEFAULT_LIMITS, **files: bytes) -> Outcome:
     return asyncio.run(sandbox.run(Program(source), files, limits))

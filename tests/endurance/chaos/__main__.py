@@ -33,7 +33,7 @@ from tests.endurance.chaos.one_machine import one_machine
 from tests.endurance.chaos.parts import DRAINED, KILLED, PARTS, STOPPED
 from tests.endurance.chaos.results import Round, by_kind, in_turn
 from tests.endurance.chaos.rounds import Chaos, Struck
-from tests.endurance.program import append, console, ended_services, finish, listed, read, rounds_shown
+from tests.endurance.program import append, console, ended_services, finish, listed, read
 
 
 async def chaos(service: Struck, kinds: Iterator[str], steps: StepLog, seed: int, file: Path) -> list[str]:
@@ -42,12 +42,11 @@ async def chaos(service: Struck, kinds: Iterator[str], steps: StepLog, seed: int
     async with AsyncRolloutClient(service.url) as client:
         begun = await Chaos.begin(service, client, steps, seed)
         console.print(f"Undisturbed, the games take {begun.undisturbed.seconds:.1f} s.")
-        with rounds_shown(None) as show:
-            async with aclosing(begun.rounds(kinds)) as rounds:
-                async for one in rounds:
-                    append(file, one)
-                    problems += one.problems()
-                    show(f"{one.kind}: {one.seconds:.1f} s; {len(problems)} problems")
+        async with aclosing(begun.rounds(kinds)) as rounds:
+            async for one in rounds:
+                append(file, one)
+                problems += one.problems()
+                console.print(f"{one.kind}: {one.seconds:.1f} s; {len(problems)} problems")
     return problems
 
 
@@ -60,26 +59,21 @@ def chosen_kinds(named: str) -> Sequence[str]:
     return kinds
 
 
-def chosen_service(kinds: Sequence[str], config: Path, steps_file: Path) -> AbstractContextManager[Struck]:
-    return several_nodes(steps_file) if NODE_KINDS.keys() & kinds else one_machine(config, steps_file)
-
-
 def main(
-    config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
     kind: Annotated[str, typer.Option(help="Kinds with commas between them, or all, stopped, drained, nodes.")] = "all",
     rounds: Annotated[int, typer.Option(min=1, help="Of each kind, those in the file among them.")] = 20,
     minutes: Annotated[float, typer.Option(min=0, help="No round begins later than so long after the start.")] = 600,
     results: Annotated[Path, typer.Option(help="The file that rounds are appended to.")] = Path("chaos.jsonl"),
-    seed: Annotated[int | None, typer.Option(help="Of the moments and the choice of replicas.")] = None,
 ) -> None:
     kinds, before = chosen_kinds(kind), read(results, Round)
     left = in_turn(kinds, rounds, before, minutes)
-    # Without a seed each run draws other moments.
-    seed = len(before) if seed is None else seed
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         steps_file = Path(folder, "steps")
-        with ended_services(), chosen_service(kinds, config, steps_file) as service:
-            problems = asyncio.run(chaos(service, left, StepLog(steps_file), seed, results))
+        on_nodes = NODE_KINDS.keys() & kinds
+        running: AbstractContextManager[Struck] = (several_nodes if on_nodes else one_machine)(steps_file)
+        with ended_services(), running as service:
+            # Each run draws other moments.
+            problems = asyncio.run(chaos(service, left, StepLog(steps_file), len(before), results))
     finish(problems, {"kinds": by_kind(read(results, Round))})
 
 

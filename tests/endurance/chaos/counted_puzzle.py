@@ -37,9 +37,8 @@ def turns_done_again(steps: Mapping[Turn, int]) -> Counter[int]:
     """By game, how many steps were one too many; games without one are not there."""
     again: Counter[int] = Counter()
     for (game, _), times in steps.items():
-        if times > 1:
-            again[game] += times - 1
-    return again
+        again[game] += times - 1
+    return +again
 
 
 class CountedGame(SlidingPuzzleState):

@@ -10,7 +10,6 @@ from uuid import uuid4
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollouts import SampleInput, SampleResult, Sampling
 from rollout_client.errors import RolloutError, StreamBroken
-from tests.endurance.chaos.parts import TASK_NAME
 
 ROLLOUTS = 256
 A_REQUEST = 64
@@ -19,7 +18,6 @@ TURNS = 4
 SAMPLING = Sampling(greedy=True, max_new_tokens=32)
 SAMPLE_RETRIES = 16
 """A killed replica costs every rollout that it plays one, and those that follow may be tried before it is noticed."""
-SEED = 11
 
 
 @dataclass(slots=True)
@@ -50,10 +48,6 @@ def what_counts(result: SampleResult) -> tuple[object, ...]:
     """What greedy decoding determines. Log-probabilities depend in their last digits on what else is in the batch."""
     tokens = [(message.role, message.content, message.token_ids) for message in result.message_log]
     return tokens, result.status, result.total_reward, result.metrics.turn_count, result.extra_env_info
-
-
-async def example_games(client: AsyncRolloutClient) -> list[SampleInput]:
-    return await client.example_samples(TASK_NAME, ROLLOUTS, seed=SEED)
 
 
 OPTIONS: dict[str, Any] = {"sampling": SAMPLING, "max_rollout_turns": TURNS, "sample_retries": SAMPLE_RETRIES}

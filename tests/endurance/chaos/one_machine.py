@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-import httpx
 import psutil
 from ray import serve
 from ray.serve._private.common import ReplicaState
 from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeploySchema
 
+from benchmarks.process_group import answers
 from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
 from service.startup.readiness import deploy
@@ -21,7 +21,7 @@ from tests.endurance.chaos.counted_puzzle import counted_puzzle
 from tests.endurance.chaos.parts import KILLED, PARTS, TASK_NAME
 from tests.endurance.chaos.rounds import POLL_S, Struck
 from tests.endurance.program import console
-from tests.endurance.soak.soaked_service import ENVIRONMENT
+from tests.endurance.soak.soaked_service import CPU_CONFIG, ENVIRONMENT
 
 REPLICAS = 2
 CORES = {"Ingress": 0.1, TASK_NAME: 0.1}
@@ -31,7 +31,6 @@ DTYPE = "float32"
 """A generation that is made again computes its prompt where the first computed tokens. In bfloat16 that rounds so
 differently that now and then another token is the likeliest."""
 HANG_TIMEOUT_S = 10
-ANSWER_WITHIN_S = 2.0
 
 
 class OneMachine(Struck):
@@ -54,7 +53,7 @@ class OneMachine(Struck):
     async def is_whole(self, kind: str) -> bool:
         part = PARTS[kind]
         if part.deployment is None:
-            return bool(part.processes()) and await answers(self.url)
+            return bool(part.processes()) and await asyncio.to_thread(answers, f"{self.url}/healthz")
         wanted = self._replicas[part.deployment]
         # Of a generator, its engine's processes too: one that a dead replica has left behind is one too many.
         found = {k: len(other.processes()) for k, other in KILLED.items() if other.deployment == part.deployment}
@@ -124,22 +123,13 @@ def running_replicas(deployment: str) -> int:
     return found.replica_states.get(ReplicaState.RUNNING, 0)
 
 
-async def answers(url: str) -> bool:
-    """Whether a new connection to the service is answered."""
-    try:
-        async with httpx.AsyncClient(timeout=ANSWER_WITHIN_S) as client:
-            return (await client.get(f"{url}/healthz")).is_success
-    except httpx.HTTPError:
-        return False
-
-
-def config_of_one_machine(path: Path, steps_file: Path) -> ServeDeploySchema:
-    """The config at `path` with only the task that is played, and two replicas of each deployment but the stores.
+def config_of_one_machine(steps_file: Path) -> ServeDeploySchema:
+    """A config with only the task that is played, and two replicas of each deployment but the stores.
 
     Args:
         steps_file: the steps of the task are written there.
     """
-    settings = read_config(path, port=free_port())
+    settings = read_config(CPU_CONFIG, port=free_port())
     [application] = settings.applications
     application.args["environments"] = {TASK_NAME: counted_puzzle(steps_file)}
     application.args["engine"] |= {
@@ -149,20 +139,17 @@ def config_of_one_machine(path: Path, steps_file: Path) -> ServeDeploySchema:
         "num_cpus": GENERATOR_CORES,
         "hang_timeout_s": HANG_TIMEOUT_S,
     }
-    application.deployments = [
-        DeploymentSchema(name="Generator", num_replicas=REPLICAS),
-        *(
-            DeploymentSchema(name=name, num_replicas=REPLICAS, ray_actor_options=RayActorOptionsSchema(num_cpus=cores))
-            for name, cores in CORES.items()
-        ),
-    ]
+    application.deployments = [DeploymentSchema(name="Generator", num_replicas=REPLICAS)]
+    for name, cores in CORES.items():
+        options = RayActorOptionsSchema(num_cpus=cores)
+        application.deployments.append(DeploymentSchema(name=name, num_replicas=REPLICAS, ray_actor_options=options))
     return settings
 
 
 @contextmanager
-def one_machine(path: Path, steps_file: Path) -> Iterator[OneMachine]:
-    """Runs the service of the config for the length of the block."""
-    settings = config_of_one_machine(path, steps_file)
+def one_machine(steps_file: Path) -> Iterator[OneMachine]:
+    """Runs the service for the length of the block."""
+    settings = config_of_one_machine(steps_file)
     replicas = {"Generator": REPLICAS, "Policy": 1, "Jobs": 1, **dict.fromkeys(CORES, REPLICAS)}
     with patch.dict(os.environ, ENVIRONMENT), local_service(settings, console) as url:
         yield OneMachine(url, replicas, settings)

@@ -2,12 +2,13 @@
 
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 import psutil
 
-from benchmarks.process_group import command_of, is_engine
+from benchmarks.process_group import command_of, is_engine, parent_of
 
 TASK_NAME = "sliding_puzzle"
 
@@ -42,11 +43,9 @@ def is_engine_core(process: psutil.Process) -> bool:
 
 
 def is_engine_worker(process: psutil.Process) -> bool:
-    try:
-        parent = process.parent()
-    except psutil.NoSuchProcess:
-        return False
-    return is_engine(process) and parent is not None and is_engine(parent)
+    with suppress(psutil.NoSuchProcess):
+        return is_engine(process) and is_engine(psutil.Process(parent_of(process)))
+    return False
 
 
 KILLED = {

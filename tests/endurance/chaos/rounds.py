@@ -3,14 +3,17 @@
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Protocol
 
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollouts import SampleInput
 from tests.endurance.chaos.counted_puzzle import StepLog, turns_done_again
-from tests.endurance.chaos.games import ROLLOUTS, Games, Outcome, example_games
+from tests.endurance.chaos.games import ROLLOUTS, Games, Outcome
+from tests.endurance.chaos.parts import TASK_NAME
 from tests.endurance.chaos.results import Round
 
 ROUND_TIMEOUT_S = 240.0
@@ -18,6 +21,8 @@ RECOVERED_WITHIN_S = 180.0
 EARLIEST_STRIKE, LATEST_STRIKE = 0.05, 0.8
 """As shares of what the undisturbed games take."""
 POLL_S = 0.25
+SEED = 11
+"""Of the games."""
 
 
 class GamesNotRepeatable(Exception):
@@ -56,7 +61,7 @@ class Chaos:
     @classmethod
     async def begin(cls, service: Struck, client: AsyncRolloutClient, steps: StepLog, seed: int) -> "Chaos":
         """Raises `GamesNotRepeatable` unless the games come to the same results twice."""
-        games = await example_games(client)
+        games = await client.example_samples(TASK_NAME, ROLLOUTS, seed=SEED)
         first = await Games(client, games).play()
         second = await Games(client, games).play()
         if first.lost() or second.lost() or second.changed_from(first):
@@ -80,14 +85,10 @@ class Chaos:
                 del under_way[task]
                 yield task.result()
             async with asyncio.timeout(RECOVERED_WITHIN_S):
-                await self._until(lambda kind=kind: self.service.is_whole(kind))  # type: ignore[misc]
+                await until(partial(self.service.is_whole, kind))
             under_way[await self._round(kind)] = shared
         for task in under_way:
             yield await task
-
-    async def _until(self, holds: Callable[[], Awaitable[bool]]) -> None:
-        while not await holds():
-            await asyncio.sleep(POLL_S)
 
     async def _round(self, kind: str) -> "asyncio.Task[Round]":
         """Returns when the games have ended; the task then ends when the part is there again."""
@@ -101,7 +102,7 @@ class Chaos:
                 break
             # They were faster than ever: that was no round.
             await playing
-        recovering = asyncio.create_task(self._seconds_until(self.service.strike(kind, self.draw)))
+        recovering = asyncio.create_task(seconds_until(self.service.strike(kind, self.draw)))
         began = monotonic()
         try:
             async with asyncio.timeout(ROUND_TIMEOUT_S):
@@ -128,12 +129,17 @@ class Chaos:
 
         return asyncio.create_task(finished())
 
-    async def _seconds_until(self, is_replaced: Callable[[], Awaitable[bool]]) -> float | None:
-        """`None` if it took more than `RECOVERED_WITHIN_S`."""
-        began = monotonic()
-        try:
-            async with asyncio.timeout(RECOVERED_WITHIN_S):
-                await self._until(is_replaced)
-        except TimeoutError:
-            return None
-        return round(monotonic() - began, 2)
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    while not await holds():
+        await asyncio.sleep(POLL_S)
+
+
+async def seconds_until(is_replaced: Callable[[], Awaitable[bool]]) -> float | None:
+    """`None` if it took more than `RECOVERED_WITHIN_S`."""
+    began = monotonic()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(RECOVERED_WITHIN_S):
+            await until(is_replaced)
+            return round(monotonic() - began, 2)
+    return None

@@ -28,7 +28,7 @@ import typer
 from tests.endurance.core_speed import core_speed
 from tests.endurance.fuzz import ingress_probe
 from tests.endurance.fuzz.bodies import ROLLOUT, TARGETS, fuzz_bodies
-from tests.endurance.fuzz.fuzzed_service import FuzzedService, fuzzed_service, simulated, with_engine
+from tests.endurance.fuzz.fuzzed_service import FuzzedService, fuzzed_service
 from tests.endurance.fuzz.routes import fuzz_route, operations
 from tests.endurance.fuzz.slow_clients import SLOW_CLIENTS, fuzz_slowly
 from tests.endurance.program import append, console, ended_services, finish, listed, read
@@ -54,17 +54,15 @@ class Attack:
     """The longest gap of the ingress's event loop, in its processor time, on a core of usual speed."""
 
 
-def targets(url: str, parts: Set[str], cases: int, slow_clients: int, seed: int) -> dict[str, Send]:
+def targets(url: str, parts: Set[str], cases: int) -> dict[str, Send]:
     """Those of parts that run on one service."""
     found: dict[str, Send] = {}
     if parts & {"routes", AGENTS}:
-        for operation_id, name in operations(url, AGENTS in parts).items():
-            found[name] = partial(fuzz_route, operation_id, cases, seed)
+        found |= {name: partial(fuzz_route, each, cases) for each, name in operations(url, AGENTS in parts).items()}
     if "bodies" in parts:
-        for name, target in TARGETS.items():
-            found[name] = partial(fuzz_bodies, target, cases, seed)
+        found |= {name: partial(fuzz_bodies, target, cases) for name, target in TARGETS.items()}
     if "slow" in parts:
-        found |= {name: partial(fuzz_slowly, slow, slow_clients) for name, slow in SLOW_CLIENTS.items()}
+        found |= {name: partial(fuzz_slowly, slow) for name, slow in SLOW_CLIENTS.items()}
     return found
 
 
@@ -72,10 +70,10 @@ def last_attacks(results: Path) -> dict[str, Attack]:
     return {attack.target: attack for attack in read(results, Attack)}
 
 
-def fuzz(service: FuzzedService, chosen: Mapping[str, Send], results: Path) -> None:
+def fuzz(service: FuzzedService, sends: Mapping[str, Send], only: str, results: Path) -> None:
     done = {name for name, attack in last_attacks(results).items() if not attack.problems}
-    for name, send in chosen.items():
-        if name not in done:
+    for name, send in sends.items():
+        if only in name and name not in done:
             append(results, attacked(service, name, send))
 
 
@@ -109,22 +107,18 @@ def health_problems(service: FuzzedService) -> list[str]:
 def main(
     parts: Annotated[str, typer.Option(help=f"Of {', '.join(PARTS)}, with commas between them.")] = ",".join(PARTS),
     cases: Annotated[int, typer.Option(min=1, help="Of each route and each kind of body.")] = 3000,
-    slow_clients: Annotated[int, typer.Option(min=1, help="Of each kind.")] = 1000,
     only: Annotated[str, typer.Option(help="Of the targets those whose names contain this.")] = "",
     results: Annotated[Path, typer.Option(help="The file that results are appended to.")] = Path("fuzz.jsonl"),
-    seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     named = set(listed(parts, PARTS))
-    for config, on_it in ((simulated, named - {AGENTS}), (with_engine, named & {AGENTS})):
+    for on_it in (named - {AGENTS}, named & {AGENTS}):
         if on_it:
-            with ended_services(), fuzzed_service(config()) as service:
-                chosen = targets(service.url, on_it, cases, slow_clients, seed)
-                fuzz(service, {name: send for name, send in chosen.items() if only in name}, results)
+            with ended_services(), fuzzed_service(AGENTS in on_it) as service:
+                fuzz(service, targets(service.url, on_it, cases), only, results)
     last = last_attacks(results)
     finish(
         [f"{name}: {problem}" for name, attack in last.items() for problem in attack.problems],
         {
-            "cases": {name: attack.cases for name, attack in last.items()},
             "all_cases": sum(attack.cases for attack in last.values()),
             "loop_gap_ms": max((attack.loop_gap_ms for attack in last.values()), default=0.0),
         },

@@ -91,12 +91,12 @@ TARGETS: Mapping[str, Target] = {
 }
 
 
-def fuzz_bodies(target: Target, cases: int, seed: int, service: FuzzedService) -> tuple[int, list[str]]:
+def fuzz_bodies(target: Target, cases: int, service: FuzzedService) -> tuple[int, list[str]]:
     """Sends so many mutated bodies, `AT_ONCE` at a time."""
-    return cases, asyncio.run(post_bodies(target, cases, seed, service))
+    return cases, asyncio.run(post_bodies(target, cases, service))
 
 
-async def post_bodies(target: Target, cases: int, seed: int, service: FuzzedService) -> list[str]:
+async def post_bodies(target: Target, cases: int, service: FuzzedService) -> list[str]:
     problems: list[str] = []
     numbers = iter(range(cases))
     timeout = aiohttp.ClientTimeout(ANSWER_TIMEOUT_S)
@@ -104,7 +104,7 @@ async def post_bodies(target: Target, cases: int, seed: int, service: FuzzedServ
 
         async def post_one_after_the_other() -> None:
             for number in numbers:
-                body = target.mutate(target.seed, Random(f"{seed} {number}"))
+                body = target.mutate(target.seed, Random(number))
                 path = target.path.format(number=number + 1)
                 try:
                     async with session.request(target.method, path, data=body, headers=target.headers) as answer:

@@ -13,9 +13,10 @@ from service.access.keys import hash_of, new_key
 from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
 from tests.endurance.program import console
+from tests.endurance.soak.soaked_service import CPU_CONFIG
 
 SIMULATED = Path(__file__).with_name("serve_config.yaml")
-ENGINE = Path(__file__).parents[3] / "serve_config.cpu.yaml"
+"""Everything but the engine is real."""
 LONGEST_CONTEXT = 160
 """Of the real engine, in tokens: what random numbers ask for ends within seconds."""
 SERVED_MODEL = "tiny"
@@ -31,26 +32,21 @@ class FuzzedService:
     """Of every request: without them none gets past the key."""
 
 
-def simulated() -> ServeDeploySchema:
-    """Everything but the engine is real."""
-    return read_config(SIMULATED, port=free_port())
-
-
-def with_engine() -> ServeDeploySchema:
-    """With a real engine, which the routes of agents need."""
-    config = read_config(ENGINE, port=free_port())
-    args = config.applications[0].args
-    args["sessions"] = {}
-    args["policy"] = args.get("policy", {}) | {"wait_s": WEIGHTS_WAIT_S}
-    args["engine"] |= {"max_model_len": LONGEST_CONTEXT, "served_model_name": SERVED_MODEL}
-    args["responses"] = {"tool_call_parser": "hermes"}
+def config_of(has_engine: bool) -> ServeDeploySchema:
+    """With a real engine, which the routes of agents need, or on simulated ones."""
+    config = read_config(CPU_CONFIG if has_engine else SIMULATED, port=free_port())
+    if has_engine:
+        args = config.applications[0].args
+        args |= {"sessions": {}, "responses": {"tool_call_parser": "hermes"}}
+        args["policy"] = args.get("policy", {}) | {"wait_s": WEIGHTS_WAIT_S}
+        args["engine"] |= {"max_model_len": LONGEST_CONTEXT, "served_model_name": SERVED_MODEL}
     return config
 
 
 @contextmanager
-def fuzzed_service(config: ServeDeploySchema) -> Iterator[FuzzedService]:
+def fuzzed_service(has_engine: bool) -> Iterator[FuzzedService]:
     """Runs it for the length of the block."""
-    key = new_key()
+    config, key = config_of(has_engine), new_key()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         keys_file = Path(folder, "keys.json")
         keys_file.write_text(json.dumps({"keys": [{"name": "fuzz", "sha256": hash_of(key), "scopes": ["admin"]}]}))

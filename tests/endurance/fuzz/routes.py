@@ -36,17 +36,15 @@ def operations(url: str, of_agents: bool) -> dict[str, str]:
     }
 
 
-def fuzz_route(operation_id: str, cases: int, seed: int, service: FuzzedService) -> tuple[int, list[str]]:
+def fuzz_route(operation_id: str, cases: int, service: FuzzedService) -> tuple[int, list[str]]:
     """About so many requests, fewer where schemathesis finds no further ones."""
-    run = partial(schemathesis_run, service, operation_id, -(-cases // AT_ONCE), seed)
+    run = partial(schemathesis_run, service, operation_id, -(-cases // AT_ONCE))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         ended = list(pool.map(run, range(AT_ONCE)))
     return sum(sent for sent, _ in ended), [problem for _, problems in ended for problem in problems]
 
 
-def schemathesis_run(
-    service: FuzzedService, operation_id: str, cases: int, seed: int, number: int
-) -> tuple[int, list[str]]:
+def schemathesis_run(service: FuzzedService, operation_id: str, cases: int, number: int) -> tuple[int, list[str]]:
     # The examples and the coverage of the description are the same in each run.
     phases = "fuzzing" if number else "examples,coverage,fuzzing"
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
@@ -54,15 +52,14 @@ def schemathesis_run(
         command = [
             *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG)),
             *("run", f"{service.url}/openapi.json", "--include-operation-id", operation_id, "--phases", phases),
-            *("--max-examples", str(cases), "--seed", str(seed * AT_ONCE + number)),
+            *("--max-examples", str(cases), "--seed", str(number)),
             *("--report", "json", "--report-json-path", str(report), "--no-color"),
             *(f"--header={name}: {value}" for name, value in service.headers.items()),
         ]
         # It runs elsewhere, because it writes into its folder, and imports its hooks from here.
-        path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = os.environ | {"PYTHONPATH": path}
+        path = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])}
         ended = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=RUN_TIMEOUT_S
+            command, cwd=folder, env=os.environ | path, capture_output=True, text=True, timeout=RUN_TIMEOUT_S
         )
         if not report.exists():
             return 0, [f"schemathesis broke off: {ended.stdout[-SHOWN:]}{ended.stderr[-SHOWN:]}"]

@@ -12,9 +12,10 @@ import aiohttp
 
 from tests.endurance.core_speed import core_speed
 from tests.endurance.fuzz.answers import answer_problems
-from tests.endurance.fuzz.bodies import ROLLOUT
+from tests.endurance.fuzz.bodies import ROLLOUT, SAMPLES
 from tests.endurance.fuzz.fuzzed_service import FuzzedService
 
+CLIENTS = 1000
 SECONDS = 30.0
 PAUSE_S = 1.0
 """Between two bytes of a slow client."""
@@ -25,12 +26,7 @@ QUICK_PAUSE_S = 0.1
 CONNECTED_AT_ONCE = 64
 CONNECTED_WITHIN_S = 20.0
 SMALL_BUFFER_BYTES = 4096
-LARGE_SAMPLE = {
-    "task_name": "math",
-    "messages": [{"role": "user", "content": "1"}],
-    "extra_env_info": {"ground_truth": "2"},
-    "further": "y" * 2**17,
-}
+LARGE_SAMPLE = SAMPLES[0] | {"further": "y" * 2**17}
 LARGE_ANSWER = json.dumps(
     {"samples": [LARGE_SAMPLE], "num_generations": 2, "sampling": {"max_new_tokens": 8}, "max_rollout_turns": 1}
 ).encode()
@@ -57,21 +53,21 @@ SLOW_CLIENTS: Mapping[str, Slow] = {
 }
 
 
-def fuzz_slowly(slow: Slow, count: int, service: FuzzedService) -> tuple[int, list[str]]:
-    """So many slow clients, all for `SECONDS`; meanwhile another one posts rollouts and waits for each."""
-    return count, asyncio.run(slow_and_quick(service.url, slow, count, service.headers))
+def fuzz_slowly(slow: Slow, service: FuzzedService) -> tuple[int, list[str]]:
+    """`CLIENTS` slow ones, all for `SECONDS`; meanwhile another one posts rollouts and waits for each."""
+    return CLIENTS, asyncio.run(slow_and_quick(service.url, slow, service.headers))
 
 
-async def slow_and_quick(url: str, slow: Slow, count: int, headers: Mapping[str, str]) -> list[str]:
+async def slow_and_quick(url: str, slow: Slow, headers: Mapping[str, str]) -> list[str]:
     until = monotonic() + SECONDS
     free = asyncio.Semaphore(CONNECTED_AT_ONCE)
-    clients = [asyncio.create_task(one_slow_client(url, slow, headers, until, free)) for _ in range(count)]
+    clients = [asyncio.create_task(one_slow_client(url, slow, headers, until, free)) for _ in range(CLIENTS)]
     problems = await quick_client_problems(url, headers, until)
     ended = await asyncio.gather(*clients, return_exceptions=True)
     # That the service ends their connections is its right. That it takes none at all is not.
     unconnected = sum(isinstance(each, ConnectionRefusedError) for each in ended)
     if unconnected:
-        problems.append(f"{unconnected} of {count} connections were refused")
+        problems.append(f"{unconnected} of {CLIENTS} connections were refused")
     return problems
 
 

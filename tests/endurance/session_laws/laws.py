@@ -9,8 +9,9 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from math import isclose
 from typing import NamedTuple
+
+import pytest
 
 from rollout_client.contract.messages import Message
 from rollout_client.contract.sessions import SessionInfo, SessionSample
@@ -72,16 +73,10 @@ def response_problems(call: Call, choice: Choice, prompt: list[int], recorded: M
     if len(logprobs) != len(choice.token_ids):
         yield f"{choice.id}: {len(logprobs)} log-probabilities for {len(choice.token_ids)} tokens"
     answered = choice.logprobs
-    if answered is not None and not are_close(logprobs, answered, ANSWERED_TOLERANCE):
+    if answered is not None and logprobs != pytest.approx(answered, rel=ANSWERED_TOLERANCE, abs=ANSWERED_TOLERANCE):
         yield f"{choice.id}: its recorded log-probabilities are not those of the answer: {logprobs} for {answered}"
     if recorded.finish_reason != {"tool_calls": "stop"}.get(choice.finish_reason, choice.finish_reason):
         yield f"{choice.id}: it ended with {choice.finish_reason}, and {recorded.finish_reason} is recorded"
-
-
-def are_close(first: Sequence[float], second: Sequence[float], tolerance: float) -> bool:
-    return len(first) == len(second) and all(
-        isclose(one, other, rel_tol=tolerance, abs_tol=tolerance) for one, other in zip(first, second, strict=True)
-    )
 
 
 def prompt_problems(calls: Sequence[Call], of_left: Sequence[tuple[list[int], list[int]]]) -> Iterator[str]:

@@ -18,9 +18,6 @@ async def differences_to_score(client: AsyncRolloutClient, samples: Sequence[Ses
             raise ValueError(f"A branch was not scored: {score.error}")
         for _, _, prompt, message in responses_of(sample):
             scored = score.logprobs[len(prompt) : len(prompt) + len(message.token_ids)]
-            found += differences(message.generation_logprobs or (), scored)
+            pairs = zip(message.generation_logprobs or (), scored, strict=True)
+            found += [float("inf") if other is None else abs(one - other) for one, other in pairs]
     return found
-
-
-def differences(first: Sequence[float], second: Sequence[float | None]) -> list[float]:
-    return [abs(one - other) if other is not None else float("inf") for one, other in zip(first, second, strict=True)]

@@ -3,9 +3,10 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections import defaultdict
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 from openai import AsyncOpenAI
@@ -28,19 +29,12 @@ CALCULATOR: Message = {
 }
 
 
-class Context(NamedTuple):
-    """What a call has beside its messages, as JSON."""
-
-    name: str
-    fields: Mapping[str, Any]
-
-
-PLAIN = Context("plain", {})
-CONTEXTS = (
-    PLAIN,
-    Context("tools", {"tools": [CALCULATOR]}),
-    Context("no thoughts", {"chat_template_kwargs": {"enable_thinking": False}}),
-)
+CONTEXTS: dict[str, Message] = {
+    "plain": {},
+    "tools": {"tools": [CALCULATOR]},
+    "no thoughts": {"chat_template_kwargs": {"enable_thinking": False}},
+}
+"""By name, what a call has beside its messages, as JSON."""
 
 
 @dataclass(slots=True)
@@ -49,11 +43,11 @@ class Choice:
 
     id: str
     """As the record names it."""
-    token_ids: list[int]
-    logprobs: list[float] | None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] | None = None
     """`None` if the call did not ask for them."""
-    finish_reason: str
-    message: Message
+    finish_reason: str = ""
+    message: Message = field(default_factory=lambda: {"role": "assistant", "content": ""})
 
     @property
     def is_cut_thought(self) -> bool:
@@ -66,7 +60,8 @@ class Choice:
 class Call:
     """One call that was answered to its end, or that was left."""
 
-    asked: Conversation[Context]
+    asked: Conversation[str]
+    """In a context of `CONTEXTS`."""
     fresh: list[int]
     """What the service renders from the messages alone."""
     continues: list[str]
@@ -99,9 +94,9 @@ class RandomAgent:
         self._session = session
         self._draw = random.Random(session.seed)
         self._texts = 0
-        self._moves = Moves(self._draw.choice, self._new, CONTEXTS, ("user", "tool"))
-        self._conversations: list[Conversation[Context]] = []
-        self._said: dict[tuple[str, tuple[str, ...]], list[Choice]] = {}
+        self._moves = Moves(self._draw.choice, self._new, list(CONTEXTS), ("user", "tool"))
+        self._conversations: list[Conversation[str]] = []
+        self._said = defaultdict[tuple[str, tuple[str, ...]], list[Choice]](list)
         """The responses at the end of a conversation, by the name of its context and its origins."""
 
     async def play(self) -> None:
@@ -112,7 +107,7 @@ class RandomAgent:
 
     async def _step(self, count: int) -> None:
         action = self._draw.choice(ACTIONS) if self._conversations else SUBAGENT
-        before = self._draw.choice(self._conversations) if self._conversations else Conversation(PLAIN)
+        before = self._draw.choice(self._conversations) if self._conversations else Conversation("plain")
         asked = [self._moves.next(action, before) for _ in range(count)]
         calls = [Call(one, [], self._continued(one)) for one in asked]
         self._session.calls += calls
@@ -142,25 +137,24 @@ class RandomAgent:
             return {"role": role, "content": str(number), "tool_call_id": f"call-{number}"}
         return {"role": role, "content": self._draw.choice(QUESTIONS).format(number)}
 
-    def _continued(self, asked: Conversation[Context]) -> list[str]:
+    def _continued(self, asked: Conversation[str]) -> list[str]:
         """The last responses that the conversation goes on from."""
         for count in range(len(asked.origins) - 1, 0, -1):
-            said = self._said.get((asked.context.name, tuple(asked.origins[:count])), ())
+            said = self._said.get((asked.context, tuple(asked.origins[:count])), ())
             if same := [choice.id for choice in said if not has_other_thought(asked.messages[count - 1], choice)]:
                 return same
         return []
 
-    def _remember(self, asked: Conversation[Context], choice: Choice) -> None:
+    def _remember(self, asked: Conversation[str], choice: Choice) -> None:
         origin = origin_of(choice.message)
-        said = self._said.setdefault((asked.context.name, (*asked.origins, origin)), [])
-        said.append(choice)
+        self._said[asked.context, (*asked.origins, origin)].append(choice)
         sent = self._draw.choice(forms_of(choice.message))(choice.message)
         # vLLM's server refuses one that is null.
         sent.pop("name", None)
         self._conversations.append(asked.with_response(sent, origin))
 
     async def _call(self, call: Call, fields: Message) -> None:
-        asked = {"messages": call.asked.messages, **call.asked.context.fields}
+        asked = {"messages": call.asked.messages, **CONTEXTS[call.asked.context]}
         call.fresh = await self._rendered(asked)
         is_left = fields.pop("is_left", False)
         further = {"return_token_ids": True, "chat_template_kwargs": asked.pop("chat_template_kwargs", None)}
@@ -178,8 +172,7 @@ class RandomAgent:
         answer = await self._http.post("/v1/tokenize", json={**asked, "messages": messages})
         if answer.is_error:
             raise ValueError(f"The service does not render {asked}: {answer.text}")
-        tokens: list[int] = answer.json()["tokens"]
-        return tokens
+        return answer.json()["tokens"]
 
 
 async def left(stream: AsyncIterator[Any], n: int) -> list[str]:
@@ -195,10 +188,7 @@ async def read_stream(stream: AsyncIterator[Any], call: Call, n: int) -> None:
     async for chunk in stream:
         call.prompt = (chunk.model_extra or {}).get("prompt_token_ids") or call.prompt
         for part in chunk.choices:
-            choice = choices.setdefault(
-                part.index, Choice(name_of(chunk.id, part.index, n), [], None, "", {"role": "assistant", "content": ""})
-            )
-            add_part(choice, part)
+            add_part(choices.setdefault(part.index, Choice(name_of(chunk.id, part.index, n))), part)
     call.choices = [choice for _, choice in sorted(choices.items())]
 
 
@@ -246,15 +236,17 @@ def name_of(answer_id: str, index: int, n: int) -> str:
 
 def forms_of(message: Message) -> list[Any]:
     """Those in which the message may be sent back. vLLM's server refuses arguments that are no text."""
-    arguments = [call["function"]["arguments"] for call in message.get("tool_calls") or ()]
-    refused = [parsed] if all(map(is_json, arguments)) else [parsed, reserialized]
+    refused = [parsed]
+    try:
+        reserialized(message)
+    except ValueError:
+        refused.append(reserialized)
     return [form for form in FORMS if form not in refused]
 
 
 def with_new_name(message: Message) -> Message:
-    fields = dict(message)
-    reasoning = fields.pop("reasoning_content", None)
-    return fields if reasoning is None else {**fields, "reasoning": reasoning}
+    names = {"reasoning_content": "reasoning"}
+    return {names.get(name, name): value for name, value in message.items() if name not in names or value is not None}
 
 
 def has_other_thought(message: Message, choice: Choice) -> bool:
@@ -263,14 +255,6 @@ def has_other_thought(message: Message, choice: Choice) -> bool:
     """
     thought = message.get("reasoning_content")
     return bool(thought) and thought != choice.message.get("reasoning_content")
-
-
-def is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 def origin_of(message: Message) -> str:

@@ -22,21 +22,19 @@ The last line is JSON. The exit code is 1 if something does not hold.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from functools import partial
 from time import monotonic
 from typing import Annotated
 
 import torch
 import typer
-from rich.table import Table
 
 from rollout_client import AsyncRolloutClient
 from tests.endurance.chaos.one_machine import OneMachine
 from tests.endurance.chaos.parts import PARTS, TASK_NAME
-from tests.endurance.chaos.rounds import POLL_S, RECOVERED_WITHIN_S
-from tests.endurance.growth import Growth, all_growth, growth_problems
-from tests.endurance.program import console, ended_services, finish, rounds_shown, show_problems
+from tests.endurance.chaos.rounds import POLL_S, RECOVERED_WITHIN_S, until
+from tests.endurance.growth import growth_problems, medians
+from tests.endurance.program import console, ended_services, finish
 from tests.endurance.soak.callers import calling
 from tests.endurance.soak.known_weights import KnownWeights
 from tests.endurance.soak.mixed_load import SAMPLE_RETRIES, MixedLoad
@@ -63,12 +61,12 @@ PUSH_EVERY_S = 1.5
 class MixedSoak:
     """One run on a running service; `kills` says whether parts of it are killed."""
 
-    def __init__(self, service: SoakedService, client: AsyncRolloutClient, seed: int, kills: bool) -> None:
+    def __init__(self, service: SoakedService, client: AsyncRolloutClient, kills: bool) -> None:
         self._client = client
         self._kills = kills
         self._known, self._times = KnownWeights(service.model), VersionTimes()
-        self._trainer = Trainer(client, self._known, self._times, service.checkpoints, seed)
-        self._load = MixedLoad(client, service.url, self._times, SAMPLE_RETRIES if kills else 0, seed)
+        self._trainer = Trainer(client, self._known, self._times, service.checkpoints)
+        self._load = MixedLoad(client, service.url, self._times, SAMPLE_RETRIES if kills else 0)
         self.problems = self._load.problems
         self._machine = OneMachine(service.url, REPLICAS)
         self._resources = ServiceResources(service.temporary)
@@ -77,23 +75,17 @@ class MixedSoak:
         self._recovered_after_s: dict[str, list[float]] = defaultdict(list)
         """By the kind of the part that was killed."""
 
-    async def run(self, minutes: float, show: Callable[[str], None]) -> None:
+    async def run(self, minutes: float) -> None:
         async with calling(self._load.posts, self.problems):
             await asyncio.sleep(WARM_UP_S)
         idle = await self._idle()
-        console.print(f"Idle, there are {idle}")
-        began, shown = monotonic(), 0
+        began = monotonic()
         async with calling(self._load.posts, self.problems):
             for slot in slots(60 * minutes, KINDS):
                 if self._kills:
                     await self._kill(slot.kind)
-                    recovered_after_s = self._recovered_after_s[slot.kind][-1]
-                    console.print(f"{monotonic() - began:.0f} s: {slot.kind} was back after {recovered_after_s} s")
                 await self._push_until(slot, began + slot.ends_after_s)
-                requests, problems = sum(self._load.ended.values()), len(self.problems)
-                show(f"{self._times.newest} versions; {requests} requests; {problems} problems")
-                show_problems(self.problems[shown:])
-                shown = problems
+                console.print(f"After {monotonic() - began:.0f} s, {slot.kind}:", self._load.ended, *self.problems[-1:])
         if left := await self._left_over(idle):
             self.problems.append(f"{SETTLED_WITHIN_S:g} s after the load ended there were still: {left}")
         self.problems += self._broken_streams()
@@ -101,18 +93,15 @@ class MixedSoak:
         newest = self._times.newest
         self.problems += await problems_at_the_end(self._client, newest)
         self.problems += await logprob_problems(self._client, self._known, newest, self._trainer.state)
-        self.problems += growth_problems(self.growth())
+        self.problems += growth_problems(*self._periods(), BOUNDS)
 
     async def _kill(self, kind: str) -> None:
         """Kills the youngest process of the part, so that the oldest one shows what a process leaks, and waits."""
         began = monotonic()
         try:
             async with asyncio.timeout(RECOVERED_WITHIN_S):
-                while not await self._machine.is_whole(kind):
-                    await asyncio.sleep(POLL_S)
-                is_replaced = self._machine.strike_process(kind, PARTS[kind].processes()[-1])
-                while not await is_replaced():
-                    await asyncio.sleep(POLL_S)
+                await until(partial(self._machine.is_whole, kind))
+                await until(self._machine.strike_process(kind, PARTS[kind].processes()[-1]))
         except TimeoutError:
             self.problems.append(f"{kind} was not replaced within {RECOVERED_WITHIN_S:g} s")
         self._recovered_after_s[kind].append(round(monotonic() - began, 1))
@@ -154,8 +143,8 @@ class MixedSoak:
                 found.append(f"There are {self._load.ended[name]} {name}, and at most {most} can be")
         return found
 
-    def growth(self) -> dict[str, Growth]:
-        return all_growth(self._readings[THIRDS - 2], self._readings[THIRDS - 1], BOUNDS)
+    def _periods(self) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+        return self._readings[THIRDS - 2], self._readings[THIRDS - 1]
 
     def figures(self) -> dict[str, object]:
         return {
@@ -163,36 +152,24 @@ class MixedSoak:
             "pushes": sum(map(len, self._readings.values())),
             "refused": self._trainer.refused,
             "recovered_after_s": dict(self._recovered_after_s),
+            "medians_of_thirds": medians(*self._periods()),
         }
 
 
-def show_growth(growth: Mapping[str, Growth]) -> None:
-    table = Table("held", "second third", "last third", "", title="Medians; bytes in MiB")
-    for name, found in growth.items():
-        unit = 2**20 if max(found.second, found.last) > 2**20 else 1
-        medians = [f"{median / unit:,.1f}" for median in (found.second, found.last)]
-        table.add_row(name, *medians, "" if found.is_within_bound else "grows")
-    console.print(table)
-
-
-async def soak(service: SoakedService, minutes: float, seed: int, kills: bool) -> MixedSoak:
+async def soak(service: SoakedService, minutes: float, kills: bool) -> MixedSoak:
     torch.set_num_threads(1)
     async with AsyncRolloutClient(service.url) as client:
-        soaking = MixedSoak(service, client, seed, kills)
-        with rounds_shown(len(slots(60 * minutes, KINDS))) as show:
-            await soaking.run(minutes, show)
+        soaking = MixedSoak(service, client, kills)
+        await soaking.run(minutes)
     return soaking
 
 
 def main(
-    config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
     minutes: Annotated[float, typer.Option(min=1, help="Of load, after the warm-up.")] = 15,
-    seed: Annotated[int, typer.Option()] = 0,
     kills: Annotated[bool, typer.Option(help="Without them no call of a rollout may be repeated.")] = True,
 ) -> None:
-    with ended_services(), soaked_service(config, REPLICAS) as service:
-        ended = asyncio.run(soak(service, minutes, seed, kills))
-    show_growth(ended.growth())
+    with ended_services(), soaked_service(REPLICAS) as service:
+        ended = asyncio.run(soak(service, minutes, kills))
     finish(ended.problems, ended.figures())
 
 

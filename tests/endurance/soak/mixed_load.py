@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from random import Random
 from time import monotonic
+from typing import Any
 
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract.rollouts import SampleResult, Sampling
@@ -18,15 +19,16 @@ from tests.endurance.soak.version_times import VersionTimes
 
 MATH = "math"
 MATH_SAMPLING = Sampling(max_new_tokens=32)
-TURNS = 4
 SAMPLING = Sampling(temperature=1.5, max_new_tokens=48, ignore_eos=True)
 """Hot enough to babble: most generations are long, and many are under way when the weights change."""
+OF_TASK: dict[str, Any] = {"sampling": SAMPLING, "max_rollout_turns": 4}
 ENDED_WELL = {"completed", "truncated", "max_turns"}
 STREAMED_SAMPLES = 12
 SAMPLES = 6
 GENERATIONS = 2
 SAMPLE_RETRIES = 16
 """A killed replica costs every rollout that it plays one, and those that follow may be tried before it is noticed."""
+IN_GROUPS: dict[str, Any] = {"num_generations": GENERATIONS, "sample_retries": SAMPLE_RETRIES}
 SEQUENCES = 8
 LONGEST_SEQUENCE = 256
 LONGEST_STAY_S = 1.5
@@ -42,18 +44,14 @@ class MixedLoad:
         url: the service's address.
         times: of the versions that are pushed meanwhile; tokens of streamed rollouts are held against them.
         stream_retries: of one streamed rollout; with 0 a failure of the fleet is a failed rollout.
-        seed: of what is scored, and of when clients go away.
     """
 
-    def __init__(
-        self, client: AsyncRolloutClient, url: str, times: VersionTimes, stream_retries: int, seed: int
-    ) -> None:
+    def __init__(self, client: AsyncRolloutClient, url: str, times: VersionTimes, stream_retries: int) -> None:
         self.ended: Counter[str] = Counter()
         self.problems: list[str] = []
         self._client = client
         self._times = times
         self._stream_retries = stream_retries
-        self._seed = seed
         sessions = SessionLoad(client, url, self.ended, self.problems)
         own = (self._stream, self._stream, self._math, self._score, self._go_away, self._job)
         self.posts: list[Post] = [*own, sessions.session, sessions.leave_call]
@@ -65,13 +63,8 @@ class MixedLoad:
         begin, name, results = monotonic(), f"stream {number}", list[SampleResult]()
         samples = await self._client.example_samples(TASK_NAME, STREAMED_SAMPLES, seed=number)
         try:
-            async with self._client.stream(
-                samples,
-                sampling=SAMPLING,
-                max_rollout_turns=TURNS,
-                sample_retries=self._stream_retries,
-                policy={"min_version": min_version},
-            ) as rollouts:
+            options: Any = {"sample_retries": self._stream_retries, "policy": {"min_version": min_version}}
+            async with self._client.stream(samples, **OF_TASK, **options) as rollouts:
                 async for result in rollouts:
                     results.append(result)
                     wrong = span_problems(result.message_log, self._times, begin, monotonic(), min_version)
@@ -86,22 +79,15 @@ class MixedLoad:
 
     async def _math(self, number: int) -> None:
         samples = await self._client.example_samples(MATH, SAMPLES, seed=number)
-        answer = await self._client.rollout(
-            samples,
-            num_generations=GENERATIONS,
-            sampling=MATH_SAMPLING,
-            sample_retries=SAMPLE_RETRIES,
-            idempotency_key="auto",
-        )
+        answer = await self._client.rollout(samples, **IN_GROUPS, sampling=MATH_SAMPLING, idempotency_key="auto")
         self._check(f"request {number}", answer.samples, SAMPLES * GENERATIONS)
         self.ended["whole answers"] += 1
 
     async def _score(self, number: int) -> None:
-        draw = Random(f"{self._seed} {number}")
+        draw = Random(number)
         vocabulary = (await self._client.info()).model.vocab_size
-        sequences = [
-            [draw.randrange(vocabulary) for _ in range(draw.randint(2, LONGEST_SEQUENCE))] for _ in range(SEQUENCES)
-        ]
+        lengths = [draw.randint(2, LONGEST_SEQUENCE) for _ in range(SEQUENCES)]
+        sequences = [[draw.randrange(vocabulary) for _ in range(length)] for length in lengths]
         scored = (await self._client.score(sequences, sequence_retries=SAMPLE_RETRIES)).scores
         self.problems += [f"score {number}: {score.error}" for score in scored if score.error is not None]
         self.ended["scores"] += 1
@@ -109,10 +95,10 @@ class MixedLoad:
     async def _go_away(self, number: int) -> None:
         samples = await self._client.example_samples(TASK_NAME, SAMPLES, seed=number)
         try:
-            async with asyncio.timeout(Random(f"{self._seed} {number}").uniform(0, LONGEST_STAY_S)):
+            async with asyncio.timeout(Random(number).uniform(0, LONGEST_STAY_S)):
                 if number % 2:
-                    await self._client.rollout(samples, sampling=SAMPLING, max_rollout_turns=TURNS)
-                async with self._client.stream(samples, sampling=SAMPLING, max_rollout_turns=TURNS) as rollouts:
+                    await self._client.rollout(samples, **OF_TASK)
+                async with self._client.stream(samples, **OF_TASK) as rollouts:
                     await anext(aiter(rollouts), None)
         except (TimeoutError, StreamBroken):
             pass
@@ -120,13 +106,7 @@ class MixedLoad:
 
     async def _job(self, number: int) -> None:
         samples = await self._client.example_samples(TASK_NAME, SAMPLES, seed=number)
-        job = await self._client.jobs.submit(
-            samples,
-            num_generations=GENERATIONS,
-            sampling=SAMPLING,
-            max_rollout_turns=TURNS,
-            sample_retries=SAMPLE_RETRIES,
-        )
+        job = await self._client.jobs.submit(samples, **OF_TASK, **IN_GROUPS)
         results: list[SampleResult] = []
         async with aclosing(self._client.jobs.events(job.job_id)) as events:
             async for event in events:

@@ -2,8 +2,8 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ import psutil
 import ray
 from ray._private import internal_api
 
+from benchmarks.process_group import command_of, parent_of
 from deployments.policy.cluster import cluster_weights_folder
 from tests.endurance.growth import Bound
-from tests.endurance.soak.replica_counts import replica_counts
+from tests.endurance.soak.replica_counts import TASKS, WORK, replica_counts
 
 MIB = 2**20
 SHARED_MEMORY = Path("/dev/shm")
@@ -48,21 +49,10 @@ BOUNDS = {
     "temporary files": Bound(4),
     "disk": Bound(8 * MIB),
     "logs": Bound(8 * MIB, 65_536),
-    "asyncio tasks": Bound(64),
-    "engine requests": Bound(64),
-    "rollouts in flight": Bound(64),
-    "steps": Bound(64),
+    **dict.fromkeys((TASKS, *WORK), Bound(64)),
 }
 """By quantity, or by a part of its name. A leaked copy of the embedded model's weights is 1.8 MB a push. What runs in
 the replicas goes up and down with the load, which is always the same; logs have a line or two for each request."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceProcess:
-    process: psutil.Process
-    role: str
-    replica: int
-    """The id of the process below which it is: of a replica, or of a part of Ray or Serve. It may be its own."""
 
 
 class ServiceResources:
@@ -79,7 +69,7 @@ class ServiceResources:
     def __init__(self, temporary: Path) -> None:
         self._temporary = temporary
         self._weights = cluster_weights_folder()
-        self._first = {found.replica for found in service_processes()}
+        self._first = {replica for _, _, replica in service_processes()}
         nodes: Any = ray.nodes
         [node] = nodes()
         self._node = node["NodeManagerAddress"], node["NodeManagerPort"]
@@ -96,24 +86,20 @@ class ServiceResources:
 
     def _files(self) -> dict[str, float]:
         files: dict[str, dict[int, int]] = {"weights folder": {}, "logs": {}, "disk": {}}
-        versions = temporary = 0
+        counts: Counter[str] = Counter()
         for path in files_below(self._temporary):
             try:
                 found = path.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
+            kind = "logs" if "logs" in path.parts else "disk"
             if path.is_relative_to(self._weights):
-                versions += 1
                 kind = "weights folder"
-            elif "logs" in path.parts:
-                kind = "logs"
-            else:
-                temporary += 1
-                kind = "disk"
-            # A file with several names counts once.
+            counts[kind] += 1
+            # The bytes of a file with several names count once.
             files[kind][found.st_ino] = found.st_blocks * BLOCK_BYTES
         sizes = {kind: float(sum(sizes.values())) for kind, sizes in files.items()}
-        return {**sizes, "files of versions": float(versions), "temporary files": float(temporary)}
+        return {**sizes, "files of versions": float(counts["weights folder"]), "temporary files": float(counts["disk"])}
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -130,47 +116,33 @@ def process_readings(first: Set[int]) -> dict[str, float]:
     """
     held: Counter[str] = Counter()
     memory: Counter[tuple[str, int]] = Counter()
-    for found in service_processes():
-        process, role = found.process, found.role
-        try:
-            with process.oneshot():
-                used = process.memory_info()
-                memory[role, found.replica] += used.rss - used.shared
-                held[f"descriptors of {role}"] += process.num_fds()
-                held[f"threads of {role}"] += process.num_threads()
-        except psutil.Error:
-            # It has ended.
-            continue
-    held.update({f"memory of {role}": used for role, used in memory_of_first(memory, first).items()})
+    for process, role, replica in service_processes():
+        # It may have ended.
+        with suppress(psutil.Error), process.oneshot():
+            used = process.memory_info()
+            memory[role, replica] += used.rss - used.shared
+            held[f"descriptors of {role}"] += process.num_fds()
+            held[f"threads of {role}"] += process.num_threads()
+    with_first = {role for role, replica in memory if replica in first}
+    for (role, replica), bytes_used in memory.items():
+        if replica in first or role not in with_first:
+            held[f"memory of {role}"] += bytes_used
     return {name: float(value) for name, value in held.items()}
 
 
-def memory_of_first(memory: Mapping[tuple[str, int], int], first: Set[int]) -> dict[str, int]:
-    """By role, the sum of what the `first` replicas hold; of all its replicas, if none of them is among the first.
+def service_processes() -> Iterator[tuple[psutil.Process, str, int]]:
+    """Each process with its role, and the id of the process below which it is: of a replica, or of a part of Ray or
+    Serve. It may be its own.
 
-    Args:
-        memory: bytes, by role and replica.
+    Processes without a role are left out; what a process with a role has started counts with it.
     """
-    with_first = {role for role, replica in memory if replica in first}
-    sums: Counter[str] = Counter()
-    for (role, replica), used in memory.items():
-        if replica in first or role not in with_first:
-            sums[role] += used
-    return dict(sums)
-
-
-def service_processes() -> Iterator[ServiceProcess]:
-    """Processes without a role are left out; what a process with a role has started counts with it."""
-    known: dict[int, ServiceProcess] = {}
+    known: dict[int | None, tuple[str, int]] = {}
     # Parents come before their children.
     for process in psutil.Process().children(recursive=True):
-        try:
-            command, parent = " ".join(process.cmdline()), known.get(process.ppid())
-        except psutil.Error:
-            continue
+        command, parent_role, parent = command_of(process), *known.get(parent_of(process), ("ray", 0))
         role, replica = next((role for mark, role in ROLES.items() if mark in command), None), process.pid
-        if role is None and parent is not None and parent.role != "ray":
-            role, replica = ENGINE if parent.role == "generator" else parent.role, parent.replica
+        if role is None and command and parent_role != "ray":
+            role, replica = ENGINE if parent_role == "generator" else parent_role, parent
         if role is not None:
-            known[process.pid] = ServiceProcess(process, role, replica)
-            yield known[process.pid]
+            known[process.pid] = role, replica
+            yield process, role, replica

@@ -47,15 +47,12 @@ class SessionLoad:
         [sample] = await self._client.example_samples(TASK_NAME, 1, seed=number)
         limits = SessionLimits(idle_s=IDLE_S)
         async with self._client.sessions.open(sample=sample, sampling=SAMPLING, limits=limits) as session:
-            async with AsyncOpenAI(
-                base_url=session.base_url, api_key=session.api_key, max_retries=CALL_RETRIES
-            ) as model:
+            address: Any = {"base_url": session.base_url, "api_key": session.api_key}
+            async with AsyncOpenAI(**address, max_retries=CALL_RETRIES) as model:
                 answers = await self._conversation(model, sample)
             await session.judge()
-            recorded = {
-                tuple(message.token_ids) for branch in await session.samples() for message in branch.message_log
-            }
-        lost = [answer for answer in answers if tuple(answer.ids) not in recorded]
+            recorded = [message.token_ids for branch in await session.samples() for message in branch.message_log]
+        lost = [answer for answer in answers if answer.ids not in recorded]
         self._problems += [f"session {number}: its record has no answer {answer}" for answer in lost]
         self._ended["sessions"] += 1
 

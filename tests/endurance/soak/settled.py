@@ -24,8 +24,7 @@ async def problems_at_the_end(client: AsyncRolloutClient, newest: int) -> list[s
     """What is not as it should be when version `newest` was acknowledged last."""
     until = monotonic() + SETTLED_WITHIN_S
     while True:
-        state = await client.policy.state(checksums_within_s=POLL_S)
-        problems = _problems(state, newest)
+        problems = _problems(await client.policy.state(checksums_within_s=POLL_S), newest)
         if not problems or monotonic() > until:
             return problems
         await asyncio.sleep(POLL_S)

@@ -11,7 +11,9 @@ from unittest.mock import patch
 from service.startup.config import free_port, read_config
 from service.startup.local_service import local_service
 from tests.endurance.program import console
+from tests.paths import REPOSITORY
 
+CPU_CONFIG = REPOSITORY / "serve_config.cpu.yaml"
 KV_CACHE_BLOCKS = 512
 """Of 128 tokens. Small, because its pages count as memory once they are used: soon all of them have been."""
 SMALL_KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
@@ -33,13 +35,13 @@ class SoakedService:
 
 
 @contextmanager
-def soaked_service(config: Path, replicas: Mapping[str, int]) -> Iterator[SoakedService]:
-    """Runs the service of `config` for the length of the block.
+def soaked_service(replicas: Mapping[str, int]) -> Iterator[SoakedService]:
+    """Runs the service for the length of the block.
 
     Args:
         replicas: how many each of these deployments has; `Generator` is among them.
     """
-    settings = read_config(config, port=free_port())
+    settings = read_config(CPU_CONFIG, port=free_port())
     [application] = settings.applications
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         folder = Path(name)

@@ -29,8 +29,6 @@ def span_problems(
             newest = max(newest, version)
             if not times.could_be_current(version, begin, end):
                 yield f"message {place}: version {version} was not current while the rollout was played"
-        if position != len(message.token_ids) or len(message.generation_logprobs) != len(message.token_ids):
-            yield (
-                f"message {place}: spans to {position} and {len(message.generation_logprobs)} log-probabilities for "
-                + (f"{len(message.token_ids)} tokens")
-            )
+        tokens, logprobs = len(message.token_ids), len(message.generation_logprobs)
+        if not position == logprobs == tokens:
+            yield f"message {place}: spans to {position} and {logprobs} log-probabilities for {tokens} tokens"

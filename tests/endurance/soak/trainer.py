@@ -32,23 +32,19 @@ class NotRefused(Exception):
 
 
 class Trainer:
-    """Nobody else pushes.
+    """Nobody else pushes. Each run pushes equal weights in equal ways, as long as nothing is refused.
 
-    Args:
-        folder: the service may read checkpoints from it.
-        seed: equal seeds push equal weights in equal ways, as long as nothing is refused.
+    Args: the service may read checkpoints from `folder`.
     """
 
-    def __init__(
-        self, client: AsyncRolloutClient, weights: KnownWeights, times: VersionTimes, folder: Path, seed: int
-    ) -> None:
+    def __init__(self, client: AsyncRolloutClient, weights: KnownWeights, times: VersionTimes, folder: Path) -> None:
         self.refused = 0
         self._client = client
         self._pusher = AsyncPolicyPusher(client)
         self._weights = weights
         self._times = times
         self._folder = folder
-        self._draw = random.Random(seed)
+        self._draw = random.Random(0)
         self.state: State = weights.initial
         """The current weights, with the current adapter merged into them."""
         self._full: dict[int, State] = {0: weights.initial}

@@ -3,20 +3,21 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
 
 from deployments.failures import EnvironmentLost
-from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
+from deployments.protocols.environments import RefusedField, StepRequest
 from deployments.rpc.batching import MOST_BYTES_PER_MESSAGE
 from deployments.rpc.handle_calls import record_live_replicas
 from service.remote.environment import RemoteEnvironment
 from service.rollouts.loop import RolloutContext
 from service.rollouts.pacing import LockstepSchedule
 from tests import virtual_time
-from tests.fakes.serve_handle import ScriptedEnvironmentHandle, ScriptedResponse
+from tests.fakes.serve_handle import TASK, ScriptedEnvironmentHandle, ScriptedResponse
 from tests.service.rollouts.playing import collect
 from tests.service.scripted import EpisodeRecipe, ScriptedGenerator, outcome
 
@@ -31,23 +32,18 @@ def request(name: str, lockstep_id: str = "") -> StepRequest:
     return StepRequest([{"role": "assistant", "content": name}], {}, step_id=name, lockstep_id=lockstep_id)
 
 
-def steps_by_replica(handle: ScriptedEnvironmentHandle) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for replica, step_ids in handle.stepped:
-        counts[replica] += len(step_ids)
-    return counts
-
-
 @virtual_time.test
-async def test_the_retry_of_a_lost_step_goes_to_another_replica() -> None:
+async def test_a_step_whose_replica_dies_is_lost_and_retried_at_another_one(caplog: pytest.LogCaptureFixture) -> None:
     handle, environment = environment_over("one", "two", script=[[ActorDiedError()]])
 
-    with pytest.raises(EnvironmentLost):
+    with pytest.raises(EnvironmentLost, match=r"^The replica of environment 'task' died during the call\.$"):
         await environment.step(request("a"))
     for _ in range(8):
         assert await environment.step(request("a")) == outcome()
     (lost, _), *retried = handle.stepped
     assert {replica for replica, _ in retried} == {"one", "two"} - {lost}
+    [record] = caplog.records
+    assert (vars(record)["task_name"], vars(record)["replica_id"]) == ("task", lost)
 
 
 @virtual_time.test
@@ -62,62 +58,33 @@ async def test_an_abandoned_step_is_aborted_on_its_own_replica() -> None:
 
 
 @virtual_time.test
-async def test_the_first_steps_ask_which_replicas_there_are() -> None:
+async def test_the_first_steps_ask_which_replicas_there_are_until_told() -> None:
     handle, environment = environment_over()
-    described = 0
+    answers: list[Any] = [TASK, ActorDiedError()]
 
     def describe() -> ScriptedResponse:
-        nonlocal described
-        described += 1
-        record_live_replicas(handle.deployment_id, ["one", "two"])
-        return ScriptedResponse(TaskDescription("task", "A scripted task.", fields={}))
+        """Once it is answered, it is not asked again."""
+        answer = answers.pop()
+        if not answers:
+            record_live_replicas(handle.deployment_id, ["one", "two"])
+        return ScriptedResponse(answer)
 
     handle.describe.remote = describe
 
-    await asyncio.gather(*(environment.step(request(f"{number}")) for number in range(8)))
-    assert described == 1
-    assert steps_by_replica(handle) == {"one": 4, "two": 4}
-
-
-@virtual_time.test
-async def test_a_first_step_that_is_lost_asks_again() -> None:
-    handle, environment = environment_over()
-    handle.describe.remote = lambda: ScriptedResponse(ActorDiedError())
-
     with pytest.raises(EnvironmentLost):
-        await environment.step(request("a"))
-    handle.describe.remote = lambda: ScriptedResponse(TaskDescription("task", "A scripted task.", fields={}))
-    assert await environment.step(request("a")) == outcome()
-
-
-def test_a_replica_that_dies_during_a_step_is_a_lost_environment(caplog: pytest.LogCaptureFixture) -> None:
-    _, environment = environment_over("one", script=[[ActorDiedError()]])
-    with pytest.raises(EnvironmentLost, match=r"^The replica of environment 'task' died during the call\.$"):
-        virtual_time.run(environment.step(request("a")))
-    [record] = caplog.records
-    assert (vars(record)["task_name"], vars(record)["replica_id"]) == ("task", "one")
+        await environment.step(request("lost"))
+    assert handle.stepped == []
+    await asyncio.gather(*(environment.step(request(f"{number}")) for number in range(8)))
+    assert Counter(replica for replica, step_ids in handle.stepped for _ in step_ids) == {"one": 4, "two": 4}
 
 
 @virtual_time.test
 async def test_the_description_and_the_example_samples_are_those_of_a_replica() -> None:
     handle, environment = environment_over()
 
-    assert await environment.describe() == TaskDescription("task", "A scripted task.", fields={})
+    assert await environment.describe() == TASK
     assert await environment.example_samples(2, 7) == [{"task_name": "task"}] * 2
     assert handle.examples_asked == [(2, 7)]
-
-
-def described_as(handle: ScriptedEnvironmentHandle, *schemas: dict[str, Any]) -> list[int]:
-    """Lets the environment describe itself with one schema after the other; counts the descriptions."""
-    descriptions = [TaskDescription("task", "A scripted task.", fields=schema) for schema in schemas]
-    counted: list[int] = []
-
-    def describe() -> ScriptedResponse:
-        counted.append(1)
-        return ScriptedResponse(descriptions[min(len(counted), len(descriptions)) - 1])
-
-    handle.describe.remote = describe
-    return counted
 
 
 COUNT = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
@@ -128,22 +95,21 @@ async def test_an_environment_is_asked_about_every_sample_and_has_the_last_word(
     handle, environment = environment_over("one")
     handle.refuses = lambda info: info["count"] == "x"
 
-    assert await environment.refused_fields([{"count": 1}, {"count": "3"}, {"count": 2}, {"count": "x"}]) == [
-        RefusedField(3, ("count",), "wrong")
-    ]
+    samples: list[Any] = [{"count": 1}, {"count": "3"}, {"count": 2}, {"count": "x"}]
+    assert await environment.refused_fields(samples) == [RefusedField(3, ("count",), "wrong")]
     assert handle.checked == [[{"count": 1}, {"count": "3"}, {"count": 2}, {"count": "x"}]]
 
 
 @virtual_time.test
 async def test_an_updated_environment_describes_itself_again() -> None:
     handle, environment = environment_over("old")
-    described = described_as(handle, {}, COUNT)
+    descriptions = [replace(TASK, fields=COUNT), TASK]
+    handle.describe.remote = lambda: ScriptedResponse(descriptions.pop())
 
     assert (await environment.known_description()).fields == {}
     record_live_replicas(handle.deployment_id, ["new"])
     for _ in range(2):
         assert (await environment.known_description()).fields == COUNT
-    assert len(described) == 2
 
 
 def test_many_samples_are_checked_until_one_is_refused() -> None:

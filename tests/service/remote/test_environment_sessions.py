@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,16 +14,15 @@ from deployments.rpc.handle_calls import record_live_replicas
 from service.remote.environment import RemoteEnvironment
 from tests import virtual_time
 from tests.fakes.serve_handle import ScriptedEnvironmentHandle, ScriptedResponse
+from tests.service.remote.test_environment import environment_over
 
 DESCRIPTION = TaskDescription("task", "Holds sessions.", fields={}, has_sessions=True)
 
 
 async def described(*replicas: str, script: Sequence[Any] = ()) -> tuple[ScriptedEnvironmentHandle, RemoteEnvironment]:
     """An environment that has described itself, as it has when its samples are checked, and its handle."""
-    handle: Any = ScriptedEnvironmentHandle(*script)
-    handle.describe = SimpleNamespace(remote=lambda: ScriptedResponse(DESCRIPTION))
-    record_live_replicas(handle.deployment_id, replicas)
-    environment = RemoteEnvironment("task", handle)
+    handle, environment = environment_over(*replicas, script=script)
+    handle.describe.remote = lambda: ScriptedResponse(DESCRIPTION)
     await environment.known_description()
     return handle, environment
 

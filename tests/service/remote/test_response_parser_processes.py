@@ -34,7 +34,6 @@ async def test_responses_are_parsed_in_processes() -> None:
     assert broken.parse_error.startswith("JSONDecodeError: ")
     assert plain.parse_error is None
     parser.close()
+    of_other_model = ResponseSettings(reasoning_parser="deepseek_r1")
     with pytest.raises(ParserUnusable, match="could not locate think start/end tokens"):
-        await ProcessResponseParser.start(
-            ResponseSettings(reasoning_parser="deepseek_r1"), str(TINY_MODEL), frozenset()
-        )
+        await ProcessResponseParser.start(of_other_model, str(TINY_MODEL), frozenset())

@@ -174,16 +174,11 @@ ALL_CALLS = CallsToAbort(None, "", "ingress", 1.0)
 
 
 @virtual_time.test
-async def test_an_abort_goes_to_every_replica_and_one_that_is_gone_has_no_calls() -> None:
+async def test_an_abort_goes_to_every_replica_and_fails_where_none_answers() -> None:
     handle, generator = generator_over([WHOLE], "a", "b")
     handle.gone = {"a"}
     await generator.abort_calls(ALL_CALLS)
     assert handle.told == [("a", ALL_CALLS), ("b", ALL_CALLS)]
-
-
-@virtual_time.test
-async def test_an_abort_fails_where_no_replica_answers() -> None:
-    handle, generator = generator_over([WHOLE], "a", "b")
     handle.gone = {"a", "b"}
     with pytest.raises(GenerationLost):
         await generator.abort_calls(ALL_CALLS)

@@ -44,19 +44,13 @@ class BreakingEngine(TimedEngine):
         return Generation([1], [0.0], "stop")
 
 
-class BreakingReplica(ReadyReplica):
-    def __init__(self) -> None:
-        self.engine = BreakingEngine()
-        super().__init__(self.engine)
-
-
 class Fleet:
     """Two replicas, and rollouts that want to generate all the time."""
 
     def __init__(self, window_factor: float | None) -> None:
-        self.replicas = {"a": BreakingReplica(), "b": BreakingReplica()}
-        self.handle = InProcessHandle(self.replicas)
-        self.generator = RemoteGenerator(self.handle.unchecked, window_factor)
+        self.engines = {"a": BreakingEngine(), "b": BreakingEngine()}
+        handle = InProcessHandle({name: ReadyReplica(engine) for name, engine in self.engines.items()})
+        self.generator = RemoteGenerator(handle.unchecked, window_factor)
         self.losses: Counter[str] = Counter()
         """By rollout."""
 
@@ -86,7 +80,7 @@ class Fleet:
 
     def starts_after(self, time: float) -> float:
         """Generations of replica `a` from then on, as a multiple of those of `b`."""
-        a, b = (sum(at >= time for at in replica.engine.asked_at) for replica in self.replicas.values())
+        a, b = (sum(at >= time for at in engine.asked_at) for engine in self.engines.values())
         return a / b
 
 
@@ -95,7 +89,7 @@ async def played_with_a_broken_replica(rollouts: int, turns: int, window_factor:
     playing = asyncio.create_task(fleet.play(rollouts, turns))
     for is_broken, until in ((True, BREAKS_AT), (False, WORKS_AT)):
         await asyncio.sleep(until - virtual_time.now())
-        fleet.replicas["a"].engine.is_broken = is_broken
+        fleet.engines["a"].is_broken = is_broken
     await playing
     return fleet
 
@@ -104,7 +98,7 @@ async def played_with_a_broken_replica(rollouts: int, turns: int, window_factor:
 @pytest.mark.parametrize("window_factor", [1.0, 2.0])
 def test_a_waiting_generation_tries_a_failing_replica_every_five_seconds(turns: int, window_factor: float) -> None:
     fleet = virtual_time.run(played_with_a_broken_replica(40, turns, window_factor))
-    asked_at = fleet.replicas["a"].engine.asked_at
+    asked_at = fleet.engines["a"].asked_at
     # Its last generations of before failed at 12.5.
     tried_at = [round(at, 1) for at in asked_at if 13 < at < 54]
     assert tried_at == [17.5, 22.5, 27.5, 32.5, 37.5, 42.5, 47.5, 52.5]
@@ -118,7 +112,7 @@ def test_where_none_waits_the_next_generation_tries_a_failing_replica(
     rollouts: int, window_factor: float | None
 ) -> None:
     fleet = virtual_time.run(played_with_a_broken_replica(rollouts, 1, window_factor))
-    tried_at = [at for at in fleet.replicas["a"].engine.asked_at if 18 < at < WORKS_AT]
+    tried_at = [at for at in fleet.engines["a"].asked_at if 18 < at < WORKS_AT]
     between = [later - at for at, later in pairwise(tried_at)]
     assert len(between) == 5
     assert all(TRY_SUSPECTS_S - GENERATION_S < each < TRY_SUSPECTS_S + GENERATION_S for each in between)

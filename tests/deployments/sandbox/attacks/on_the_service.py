@@ -46,6 +46,10 @@ KILL = """
 for number in (signal.SIGTERM, signal.SIGSTOP, signal.SIGKILL): attempt(lambda: os.kill({}, number))
 print('tried')
 """
+KILL_PARENT = KILL.format("os.getppid() or 2 ** 22")
+KILL_GROUP = "os.killpg(0, signal.SIGKILL); time.sleep(60)"
+WITHOUT_CONTENT = "number = 0\nwhile True: open(str(number), 'w').close(); number += 1"
+DEEP_TREE = "for _ in range(1500): os.mkdir('d'); os.chdir('d')\nprint('made')"
 SOCKETS = "[(2, 3), (17, 3), (16, 3), (40, 1), (38, 5), (29, 3), (31, 3)]"
 """Families and kinds that are raw or unusual."""
 ON_THE_SERVICE = [
@@ -119,29 +123,9 @@ ON_THE_SERVICE = [
             },
         }
     ),
-    endless(
-        "files_without_content_forever",
-        "processor_time",
-        "number = 0\nwhile True: open(str(number), 'w').close(); number += 1",
-        "processor_time",
-        "exit",
-    ),
-    Attack(
-        *("a_deep_tree_of_directories", None),
-        "for _ in range(1500): os.mkdir('d'); os.chdir('d')\nprint('made')",
-        stdout="made\n",
-    ),
+    endless("files_without_content_forever", "processor_time", WITHOUT_CONTENT, "processor_time", "exit"),
+    Attack("a_deep_tree_of_directories", None, DEEP_TREE, stdout="made\n"),
     Attack("killing_the_service", "service_processes", KILL.format("int(sys.argv[2])"), stdout="tried\n"),
-    Attack(
-        *("killing_the_parent", "service_processes", KILL.format("os.getppid() or 2 ** 22")),
-        ended_by=("exit", "time"),
-        exit_code=None,
-        stdout=None,
-        limits=SHORT,
-    ),
-    Attack(
-        *("killing_its_process_group", "service_processes", "os.killpg(0, signal.SIGKILL); time.sleep(60)"),
-        exit_code=137,
-        stdout="",
-    ),
+    endless("killing_the_parent", "service_processes", KILL_PARENT, "exit", "time", limits=SHORT),
+    Attack("killing_its_process_group", "service_processes", KILL_GROUP, exit_code=137, stdout=""),
 ]

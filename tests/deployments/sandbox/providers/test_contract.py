@@ -218,8 +218,7 @@ async def test_what_cannot_be_built_is_refused_with_what_was_said(name: str, tmp
 
 OWNER = """
 import asyncio, json, pathlib, sys
-from deployments.sandbox.providers.interface import SandboxSpec
-from deployments.sandbox.providers.interface import open_provider
+from deployments.sandbox.providers.interface import SandboxSpec, open_provider
 
 async def main(name, options, spec, seconds):
     provider = open_provider(name, json.loads(options))

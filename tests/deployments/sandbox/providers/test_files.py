@@ -3,12 +3,15 @@
 import asyncio
 import os
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 
-from deployments.sandbox.providers.dockerfile import BuildPlan, build_plan
+from deployments.sandbox.providers.dockerfile import build_plan
 from deployments.sandbox.providers.interface import SandboxRefused, SandboxSpec, files_below, state_of
 from deployments.sandbox.providers.local import LocalProvider
+from tests.deployments.sandbox.providers.opened import opened
+from tests.virtual_time import runs
 
 
 def folder_with(folder: Path, **files: bytes) -> Path:
@@ -56,29 +59,19 @@ def test_a_folder_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-def test_further_sandboxes_of_a_folder_read_none_of_its_files(
+@runs
+async def test_further_sandboxes_of_a_folder_read_none_of_its_files(
     provider: LocalProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder_with(tmp_path, Dockerfile=b"FROM debian\nCOPY data /data\n", data=b"1")
-    plans: list[Path] = []
-
-    def planned(folder: Path) -> BuildPlan:
-        plans.append(folder)
-        return build_plan(folder)
-
-    monkeypatch.setattr("deployments.sandbox.providers.local.build_plan", planned)
-
-    async def run() -> list[bytes | None]:
-        contents = []
-        at_once = await asyncio.gather(*(provider.open(SandboxSpec(folder=tmp_path)) for _ in range(4)))
-        await asyncio.gather(*(sandbox.close() for sandbox in at_once))
-        for content in (None, None, b"2", None):
-            if content is not None:
-                (tmp_path / "data").write_bytes(content)
-            sandbox = await provider.open(SandboxSpec(folder=tmp_path))
-            contents.append(await sandbox.read_file("/data"))
-            await sandbox.close()
-        return contents
-
-    assert asyncio.run(run()) == [b"1", b"1", b"2", b"2"]
-    assert plans == [tmp_path, tmp_path]
+    plan = Mock(wraps=build_plan)
+    monkeypatch.setattr("deployments.sandbox.providers.local.build_plan", plan)
+    at_once = await asyncio.gather(*(provider.open(SandboxSpec(folder=tmp_path)) for _ in range(4)))
+    await asyncio.gather(*(sandbox.close() for sandbox in at_once))
+    for content in (b"1", b"2"):
+        if content == b"2":
+            (tmp_path / "data").write_bytes(content)
+        for _ in range(2):
+            async with opened(provider, SandboxSpec(folder=tmp_path)) as sandbox:
+                assert await sandbox.read_file("/data") == content
+    assert plan.call_args_list == [call(tmp_path)] * 2

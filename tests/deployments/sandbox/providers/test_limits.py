@@ -4,7 +4,7 @@ Those of `local` are held by `test_local_walls.py`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from deployments.sandbox.providers.interface import (
 from tests.deployments.sandbox.providers.stand_ins.docker_engine import Engine, engine
 from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
 from tests.deployments.sandbox.providers.stand_ins.world import ASKED, KNOWN_IMAGE, WORLDS, World
+from tests.virtual_time import runs
 
 pytestmark = pytest.mark.slow
 
@@ -77,11 +78,10 @@ async def provided(
         WORLDS.append(Nowhere(folder))
         closing.callback(WORLDS.pop)
         closing.callback(ASKED.clear)
-        options: dict[str, Any] = {}
         if name == "docker":
-            options = {"socket": str(folder / "docker.sock")}
+            options: dict[str, Any] = {"socket": str(folder / "docker.sock")}
             await closing.enter_async_context(engine(folder / "docker.sock", docker))
-        elif name == "kubernetes":
+        else:
             options = {"kubectl": str(await closing.enter_async_context(cluster(folder))), "template": template}
         provider = open_provider(name, options)
         provider.start_reaper = lambda: None  # type: ignore[attr-defined]
@@ -89,21 +89,12 @@ async def provided(
         yield provider
 
 
-def asked_of(
-    name: str,
-    folder: Path,
-    work: Callable[[RunningSandbox], Awaitable[None]] | None = None,
-    docker: Engine | None = None,
-    template: str | None = None,
-    **limits: Any,
-) -> dict[str, Any]:
+def asked_of(name: str, folder: Path, limits: dict[str, Any], **further: Any) -> dict[str, Any]:
     """All that the provider was asked for one sandbox with the limits."""
 
     async def run() -> dict[str, Any]:
-        async with provided(name, folder, docker, template) as provider:
-            sandbox = await provider.open(SandboxSpec(image=KNOWN_IMAGE, **{"network": True} | limits))
-            if work is not None:
-                await work(sandbox)
+        async with provided(name, folder, **further) as provider:
+            await provider.open(SandboxSpec(image=KNOWN_IMAGE, **{"network": True} | limits))
             return {key: value for asked in ASKED for key, value in asked.items()}
 
     return asyncio.run(run())
@@ -112,36 +103,36 @@ def asked_of(
 @pytest.mark.parametrize(("name", "limit"), ENFORCED)
 def test_a_limit_is_asked_of_the_provider(name: str, limit: str, tmp_path: Path) -> None:
     expected = ENFORCED[name, limit]
-    asked = asked_of(name, tmp_path, **LIMITS[limit])
+    asked = asked_of(name, tmp_path, LIMITS[limit])
     assert {key: asked[key] for key in expected} == expected
 
 
 @pytest.mark.parametrize(("name", "limit"), REFUSED)
 def test_a_limit_that_a_provider_cannot_enforce_is_refused(name: str, limit: str, tmp_path: Path) -> None:
     with pytest.raises(SandboxRefused, match=REFUSED[name, limit]):
-        asked_of(name, tmp_path, **LIMITS[limit])
+        asked_of(name, tmp_path, LIMITS[limit])
     assert ASKED == []
 
 
 def test_what_a_docker_engine_would_leave_out_is_refused(tmp_path: Path) -> None:
     said = "Your kernel does not support memory limit capabilities. Limitation discarded."
     with pytest.raises(SandboxRefused, match=f"bounds no container: {said}"):
-        asked_of("docker", tmp_path, docker=Engine(warnings=[said]))
+        asked_of("docker", tmp_path, {}, docker=Engine(warnings=[said]))
     assert ASKED == []
 
 
-def test_a_sandbox_without_a_network_reaches_no_service_by_it(tmp_path: Path) -> None:
-    async def reach(sandbox: RunningSandbox) -> None:
+@runs
+async def test_a_sandbox_without_a_network_reaches_no_service_by_it(tmp_path: Path) -> None:
+    async with provided("docker", tmp_path) as provider:
+        sandbox = await provider.open(SandboxSpec(image=KNOWN_IMAGE, network=False))
         with pytest.raises(SandboxRefused, match=r"^network_mode is no-network, .* reaches http://service by its net"):
             await sandbox.reach("http://service")
-
-    asked_of("docker", tmp_path, reach, network=False)
 
 
 def test_resources_of_a_template_stand_where_a_task_names_none(tmp_path: Path) -> None:
     template = tmp_path / "pod.yaml"
     resources = "{limits: {memory: 4Gi, gpu: 1}, requests: {cpu: 2, memory: 1Gi}}"
     template.write_text(f"spec: {{containers: [{{resources: {resources}}}]}}")
-    asked = asked_of("kubernetes", tmp_path, template=str(template), cpus=1)
+    asked = asked_of("kubernetes", tmp_path, {"cpus": 1}, template=str(template))
     assert asked["limits"] == {"memory": "4Gi", "gpu": 1, "cpu": "1"}
     assert asked["requests"] == {"cpu": "1", "memory": "1Gi"}

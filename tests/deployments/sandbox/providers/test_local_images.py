@@ -9,7 +9,7 @@ import pytest
 
 from deployments.sandbox.interface import MIB, SandboxLost
 from deployments.sandbox.providers import local
-from deployments.sandbox.providers.interface import RunningSandbox, SandboxFile, SandboxRefused, SandboxSpec
+from deployments.sandbox.providers.interface import SandboxFile, SandboxRefused, SandboxSpec
 from deployments.sandbox.providers.local import LocalProvider
 from deployments.sandbox.providers.local_sandbox import LocalRunningSandbox
 from tests.deployments.sandbox.providers.opened import opened
@@ -31,10 +31,9 @@ def deleted_files() -> int:
     return sum(str(file.readlink()).endswith("(deleted)") for file in files)
 
 
-async def name_of(sandbox: RunningSandbox) -> bytes | None:
-    name = await sandbox.read_file("/name")
-    await sandbox.close()
-    return name
+async def name_of(provider: LocalProvider, spec: SandboxSpec) -> bytes | None:
+    async with opened(provider, spec) as sandbox:
+        return await sandbox.read_file("/name")
 
 
 @pytest.mark.parametrize("method", ["start", "close"])
@@ -45,7 +44,7 @@ async def test_an_image_forgotten_while_a_sandbox_starts_or_is_built_is_read(
     monkeypatch.setattr(local, "MOST_IMAGES", 1)
     called, first = getattr(LocalRunningSandbox, method), folder(tmp_path, "first")
     if method == "start":
-        assert await name_of(await provider.open(first)) == b"first\n"
+        assert await name_of(provider, first) == b"first\n"
 
     async def called_late(sandbox: LocalRunningSandbox) -> None:
         monkeypatch.setattr(LocalRunningSandbox, method, called)
@@ -55,22 +54,19 @@ async def test_an_image_forgotten_while_a_sandbox_starts_or_is_built_is_read(
 
     monkeypatch.setattr(LocalRunningSandbox, method, called_late)
     for _ in range(2):
-        assert await name_of(await provider.open(first)) == b"first\n"
+        assert await name_of(provider, first) == b"first\n"
 
 
-def test_an_image_by_name_is_refused_and_forgotten_files_are_gone(
+@runs
+async def test_an_image_by_name_is_refused_and_forgotten_files_are_gone(
     provider: LocalProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "MOST_IMAGES", 2)
-
-    async def run() -> None:
-        with pytest.raises(SandboxRefused, match=r"has no image 'debian'"):
-            await provider.open(SandboxSpec(image="debian"))
-        for name in ("first", "second", "third", "first"):
-            assert await name_of(await provider.open(folder(tmp_path, name))) == f"{name}\n".encode()
-
     before = deleted_files()
-    asyncio.run(run())
+    with pytest.raises(SandboxRefused, match=r"has no image 'debian'"):
+        await provider.open(SandboxSpec(image="debian"))
+    for name in ("first", "second", "third", "first"):
+        assert await name_of(provider, folder(tmp_path, name)) == f"{name}\n".encode()
     assert deleted_files() - before == 2
     provider.close()
     assert deleted_files() == before
@@ -78,11 +74,10 @@ def test_an_image_by_name_is_refused_and_forgotten_files_are_gone(
 
 @runs
 async def test_too_large_files_are_refused_and_the_sandbox_goes_on(provider: LocalProvider, tmp_path: Path) -> None:
-    spec = folder(tmp_path, "small")
-    sandbox = await provider.open(SandboxSpec(folder=spec.folder, storage_mb=8))
-    with pytest.raises(SandboxRefused, match=r"(?s)The files cannot be written in the sandbox: .*No space left"):
-        await sandbox.write_files({"/large": SandboxFile(bytes(40 * MIB)), "/other": SandboxFile(b"x")})
-    assert (await name_of(sandbox)) == b"small\n"
+    async with opened(provider, replace(folder(tmp_path, "small"), storage_mb=8)) as sandbox:
+        with pytest.raises(SandboxRefused, match=r"(?s)The files cannot be written in the sandbox: .*No space left"):
+            await sandbox.write_files({"/large": SandboxFile(bytes(40 * MIB)), "/other": SandboxFile(b"x")})
+        assert await sandbox.read_file("/name") == b"small\n"
 
 
 def test_folders_whose_names_have_wildcards_are_no_files_of_an_image(provider: LocalProvider, tmp_path: Path) -> None:
@@ -91,11 +86,7 @@ def test_folders_whose_names_have_wildcards_are_no_files_of_an_image(provider: L
         Path(read_only).chmod(0o755)
         (Path(read_only) / "data").write_text("data")
         spec = replace(folder(tmp_path, "first"), read_only_folders=(read_only,))
-
-        async def run() -> bytes | None:
-            return await name_of(await provider.open(spec))
-
-        assert asyncio.run(run()) == b"first\n"
+        assert asyncio.run(name_of(provider, spec)) == b"first\n"
 
 
 @runs

@@ -42,7 +42,12 @@ def namespaces(count: int) -> Iterator[list[Namespace]]:
         ip("address", "add", f"{BRIDGE_ADDRESS}/24", "dev", BRIDGE)
         ip("link", "set", BRIDGE, "up")
         for node in nodes:
-            add(node)
+            ip("netns", "add", node.name)
+            ip("link", "add", node.name, "type", "veth", "peer", "name", "eth0", "netns", node.name)
+            ip("link", "set", node.name, "master", BRIDGE, "up")
+            ip("-n", node.name, "address", "add", f"{node.address}/24", "dev", "eth0")
+            for device in ("eth0", "lo"):
+                ip("-n", node.name, "link", "set", device, "up")
         yield nodes
     finally:
         for node in nodes:
@@ -51,15 +56,6 @@ def namespaces(count: int) -> Iterator[list[Namespace]]:
             ip("link", "delete", node.name, check=False)
             ip("netns", "delete", node.name, check=False)
         ip("link", "delete", BRIDGE, check=False)
-
-
-def add(node: Namespace) -> None:
-    ip("netns", "add", node.name)
-    ip("link", "add", node.name, "type", "veth", "peer", "name", "eth0", "netns", node.name)
-    ip("link", "set", node.name, "master", BRIDGE, "up")
-    ip("-n", node.name, "address", "add", f"{node.address}/24", "dev", "eth0")
-    for device in ("eth0", "lo"):
-        ip("-n", node.name, "link", "set", device, "up")
 
 
 def ip(*arguments: str, check: bool = True) -> str:

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import httpx
@@ -26,7 +25,9 @@ from dotenv import dotenv_values
 from rollout_client.contract.info import Ready
 from rollout_client.contract.policy import PolicyState
 from service.startup.config import REPOSITORY
+from tests.deployments.storage.test_storages import running_redis
 from tests.endurance.chaos.counted_puzzle import counted_puzzle
+from tests.endurance.chaos.nodes import deploying
 from tests.endurance.chaos.nodes.namespaces import BRIDGE_ADDRESS, Namespace, namespaces
 from tests.endurance.chaos.parts import TASK_NAME
 from tests.endurance.chaos.rounds import Struck
@@ -40,11 +41,11 @@ NODE_KINDS = {"node": OTHER, "head": HEAD}
 DOWN_S = 2.0
 """How long the machine of a killed node takes until Ray is started on it again."""
 REDIS_PORT, GCS_PORT, HTTP_PORT = 6390, 6379, 8000
+REDIS = f"{BRIDGE_ADDRESS}:{REDIS_PORT}"
 OBJECT_STORE_BYTES = 100 * 2**20
 STARTED_WITHIN_S = 600.0
 """Three engines that start at the same time on two busy cores take minutes."""
 ANSWER_WITHIN_S = 8.0
-POLL_S = 0.5
 
 
 class SeveralNodes(Struck):
@@ -60,8 +61,7 @@ class SeveralNodes(Struck):
         for node in self._nodes:
             self._start_ray(node)
         head = self._nodes[HEAD]
-        deploying = "tests.endurance.chaos.nodes.deploying"
-        self._run(head, "-m", deploying, str(config), f"{head.address}:{GCS_PORT}")
+        self._run(head, "-m", deploying.__name__, str(config), f"{head.address}:{GCS_PORT}")
 
     def shared(self, kind: str) -> object:
         return self
@@ -121,35 +121,10 @@ class SeveralNodes(Struck):
                 raise RuntimeError(f"{' '.join(arguments[:4])} failed on {node.name}:\n{last}")
 
 
-@contextmanager
-def redis_server(folder: Path) -> Iterator[str]:
-    """Runs Redis at the bridge for the length of the block, and yields its address."""
-    options = ["--port", str(REDIS_PORT), "--bind", BRIDGE_ADDRESS, "--protected-mode", "no", "--save", ""]
-    with subprocess.Popen(["redis-server", *options, "--dir", str(folder)], stdout=subprocess.DEVNULL) as server:
-        try:
-            until = monotonic() + STARTED_WITHIN_S
-            while not is_listening(BRIDGE_ADDRESS, REDIS_PORT):
-                if server.poll() is not None or monotonic() > until:
-                    raise RuntimeError("redis-server did not start")
-                sleep(POLL_S)
-            yield f"{BRIDGE_ADDRESS}:{REDIS_PORT}"
-        finally:
-            server.terminate()
-
-
-def is_listening(address: str, port: int) -> bool:
-    try:
-        socket.create_connection((address, port), timeout=ANSWER_WITHIN_S).close()
-    except OSError:
-        return False
-    return True
-
-
-def config_of_nodes(redis: str, steps_file: Path) -> dict[str, Any]:
+def config_of_nodes(steps_file: Path) -> dict[str, Any]:
     """A Serve config: a replica of each deployment on each node, but one policy store and one job store.
 
     Args:
-        redis: where the jobs are kept, as `host:port`.
         steps_file: the steps of the task are written there.
     """
     config: dict[str, Any] = yaml.safe_load((REPOSITORY / "serve_config.scale.yaml").read_text())
@@ -158,7 +133,7 @@ def config_of_nodes(redis: str, steps_file: Path) -> dict[str, Any]:
     application["args"]["engine"] |= {"model": str(TINY_MODEL), "simulated": simulated}
     application["args"] |= {
         "environments": {TASK_NAME: counted_puzzle(steps_file)},
-        "jobs": {"redis_url": f"redis://{redis}"},
+        "jobs": {"redis_url": f"redis://{REDIS}"},
         "access": {"guarded_by": "network namespaces that nothing outside of this machine reaches"},
     }
     one_a_node = {"num_replicas": 3, "max_replicas_per_node": 1}
@@ -172,13 +147,13 @@ def several_nodes(steps_file: Path) -> Iterator[SeveralNodes]:
     with (
         tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as name,
         namespaces(3) as nodes,
-        redis_server(Path(name)) as redis,
+        running_redis("--port", str(REDIS_PORT), "--bind", BRIDGE_ADDRESS, "--protected-mode", "no"),
     ):
         temporary = Path(name)
         config = temporary / "config.json"
-        config.write_text(json.dumps(config_of_nodes(redis, steps_file)))
+        config.write_text(json.dumps(config_of_nodes(steps_file)))
         given = {name: value or "" for name, value in dotenv_values(REPOSITORY / "serve.env").items()}
-        own = {"RAY_REDIS_ADDRESS": redis, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        own = {"RAY_REDIS_ADDRESS": REDIS, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         service = SeveralNodes(nodes, given | os.environ | own, temporary)
         with console.status("Starting Ray on three nodes, and the service"):
             service.start(config)

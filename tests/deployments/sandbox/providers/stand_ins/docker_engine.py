@@ -19,7 +19,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import ExecResult, SandboxRefused
@@ -154,12 +154,9 @@ class Engine:
 
     async def listed(self, request: Request) -> Response:
         [label] = json.loads(request.query_params["filters"])["label"]
-        found = [
-            each
-            for each in self.containers.values()
-            if label == f"rollout-owner={each.config['Labels']['rollout-owner']}"
-        ]
-        return JSONResponse([{"Id": each.name} for each in found])
+        key, _, value = label.partition("=")
+        found = [each.name for each in self.containers.values() if each.config["Labels"].get(key) == value]
+        return JSONResponse([{"Id": name} for name in found])
 
 
 def message(status: int, text: str) -> Response:
@@ -187,8 +184,7 @@ async def engine(socket: Path, stand_in: Engine | None = None) -> AsyncIterator[
         Route("/exec/{key}/start", stand_in.start_exec, methods=["POST"]),
         Route("/exec/{key}/json", stand_in.exec_state),
     ]
-    versioned = [Route(f"/v1.41{route.path}", route.endpoint, methods=list(route.methods or ())) for route in routes]
-    app = Starlette(routes=versioned, exception_handlers={Gone: no_such_container})
+    app = Starlette(routes=[Mount("/v1.41", routes=routes)], exception_handlers={Gone: no_such_container})
     server = uvicorn.Server(uvicorn.Config(app, uds=str(socket), log_level="warning", lifespan="off"))
     serving = asyncio.ensure_future(server.serve())
     while not server.started:
