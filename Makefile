@@ -19,6 +19,7 @@ DEVICE ?= gpu
 REPEATABLE = --hypothesis-profile=fast --randomly-seed=1
 # The tokenizer of a vendor that the lock has; docs/contributing.md fetches the others.
 TOKENIZER := mistral
+TRAINERS := $(CURDIR)/.bridges/trainers
 # A service is a dozen processes that import the same code, and tests start many: it is compiled once, whatever the caller says.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -116,6 +117,11 @@ test-long: $(READY)
 	@echo "Tests of nodes, model families and replicas that come and go, then the laws with all of their examples"
 	@$(PYTHON) -m pytest -m long -n 2 --dist loadscope --durations=30
 	@$(PYTHON) -m pytest -m "not live and not long" -n logical
+	@echo "Clients of trainers as they are; those whose sources cannot be fetched are left out"
+	@$(PYTHON) -m requirements.beside tinker --test
+	@$(PYTHON) -m requirements.beside verifiers
+	@for name in slime miles skyrl prime_rl nemo_rl; do $(PYTHON) -m tests.sockets.trainer_sources $(TRAINERS) $$name || true; done
+	@ROLLOUT_TRAINERS=$(TRAINERS) $(PYTHON) -m pytest -rs tests/sockets
 
 bench: $(READY)
 	@$(PYTHON) -m benchmarks engine

@@ -1,6 +1,6 @@
 """TRL's `AsyncGRPOTrainer`, as TRL has it, trains on a running service, which it takes for one vLLM server.
 
-    python -m examples.train_async_grpo http://127.0.0.1:8000 /data/adapters --steps 250
+    python -m examples.train_async_grpo http://127.0.0.1:8000 /data/adapters
 
 Learn from it what to give TRL: the address, the model as the service's config names it, and a folder that both can
 read. The config needs `trainers: {}`, `enable_lora`, `max_lora_rank`, `max_loras` of `--max-staleness` + 2 or more, and
@@ -43,9 +43,10 @@ def parser() -> argparse.ArgumentParser:
     add("url", help="The service.")
     add("folder", type=Path, help="Where TRL writes its adapters; the service reads them there.")
     add("--model", default=str(EMBEDDED_MODEL), help="Folder of the model, as `engine.model` of the config.")
-    add("--steps", type=int, default=250, help="Of the optimizer; the service gets an adapter after each.")
+    add("--steps", type=int, default=240, help="Of the optimizer; the service gets an adapter after each.")
     add("--max-staleness", type=int, default=2, help="Steps that a rollout may be older than the trainer.")
-    add("--learning-rate", type=float, default=3e-4, help="Of what is trained.")
+    add("--learning-rate", type=float, default=1e-3, help="Of what is trained.")
+    add("--batch-size", type=int, default=256, help="Rollouts of a step, eight of each question.")
     add("--all-weights", action="store_true", help="Train the model, which TRL sends by NCCL, in place of an adapter.")
     return parser
 
@@ -58,6 +59,7 @@ def train(options: argparse.Namespace) -> list[dict[str, float]]:
         from trl.experimental.async_grpo import async_grpo_trainer, packing
         from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
     if not torch.cuda.is_available():
+        torch.set_num_threads(1)  # The engine computes beside it.
         vars(packing)["_flash_attn"] = lambda: SimpleNamespace(flash_attn_varlen_func=attention)
         vars(async_grpo_trainer)["get_peak_flops_per_device"] = lambda *_: None
     questions, _ = additions()
@@ -73,12 +75,12 @@ def train(options: argparse.Namespace) -> list[dict[str, float]]:
             max_steps=options.steps,
             max_staleness=options.max_staleness,
             token_budget=0,
-            per_device_train_batch_size=32,
+            per_device_train_batch_size=options.batch_size,
             gradient_accumulation_steps=1,
             num_generations=8,
             max_completion_length=MAX_NEW_TOKENS,
             learning_rate=options.learning_rate,
-            max_inflight_tasks=32,
+            max_inflight_tasks=options.batch_size,
             use_cpu=not torch.cuda.is_available(),
             bf16=False,
             gradient_checkpointing=False,

@@ -46,8 +46,8 @@ class ConformingServer:
     async def rollout(self, request: Request) -> Any:
         key = request.headers["idempotency-key"]
         if key not in self.played or self.fault == "plays again":
-            ids = [Random(f"{key} {len(self.played)}").randrange(TOKENS) for _ in range(3)]
-            log_of = [{"token_ids": ids, "generation_logprobs": [-1.0] * 3}]
+            ids = Random(f"{key} {len(self.played)}").choices(range(TOKENS), k=16)
+            log_of = [{"token_ids": ids, "generation_logprobs": [-1.0] * 16}]
             self.played[key] = {"samples": [{"status": "completed", "error": None, "message_log": log_of}]}
             self.played[str(len(self.played))] = None
         return self.played[key]
