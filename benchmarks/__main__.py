@@ -14,7 +14,7 @@ PROGRAMS = {
         "benchmarks.agents", "calls with and without sessions against vLLM's server (15 minutes)", BEHIND_HAPROXY
     ),
     "scale": Program("benchmarks.scale", "throughput with simulated engines (15 minutes)", BEHIND_HAPROXY),
-    "payload": Program("benchmarks.payload", "a large answer as JSON and as Arrow, from the last token to tensors"),
+    "drafts": Program("benchmarks.drafts", "an engine with drafted tokens and without"),
     "swap": Program("benchmarks.weight_swap", "how long a push of weights stops generation"),
     "gpu": Program(
         "benchmarks.gpu_check", "the check of a machine with a GPU, which `make gpu-check` runs (15 minutes)"

@@ -1,6 +1,7 @@
 """The app builder that a Serve config names: `import_path: service.app:build`. Here the deployments are wired."""
 
 from pathlib import Path
+from typing import Any
 
 from ray import serve
 from ray.serve import Application
@@ -52,7 +53,11 @@ def build(settings: ServiceSettings) -> Application:
     settings = settings.model_copy(update={"engine": engine})
     options = settings.ray_actor_options()
     policy_store = deployment(PolicyStore, "Policy", options).bind(
-        settings.policy, engine.model, engine.hub.revision, max_lora_rank=engine.highest_rank
+        settings.policy,
+        engine.model,
+        engine.hub.revision,
+        max_lora_rank=engine.highest_rank,
+        draft=engine.draft_model,
     )
     replicas = deployment(engine.replica or GeneratorReplica, "Generator", options).options(
         request_router_config=NAMED_REPLICA_ROUTING
@@ -125,7 +130,11 @@ def deployment(replica: type, name: str, ray_actor_options: dict[str, dict[str, 
 def with_absolute_paths(engine: EngineSettings) -> EngineSettings:
     """Resolves folders against the repository's root: replicas run in working directories of their own."""
     tokenizer = None if engine.tokenizer is None else _in_repository(engine.tokenizer)
-    return engine.model_copy(update={"model": _in_repository(engine.model), "tokenizer": tokenizer})
+    resolved: dict[str, Any] = {"model": _in_repository(engine.model), "tokenizer": tokenizer}
+    drafts = (engine.model_extra or {}).get("speculative_config") or {}
+    if drafts.get("model"):
+        resolved["speculative_config"] = {**drafts, "model": _in_repository(drafts["model"])}
+    return engine.model_copy(update=resolved)
 
 
 def _with_absolute_path(model: RewardModelSettings) -> RewardModelSettings:

@@ -1,6 +1,7 @@
 """One vLLM engine: token ids in, token ids and log-probabilities out. Knows no Ray."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -32,7 +33,6 @@ from deployments.generation.engine_outputs import (
 )
 from deployments.generation.engine_requests import generation_of, sampling_params, scored_prompt_of, scoring_params
 from deployments.generation.health import EngineWatch, ReplicaUnusable, kill_child_processes
-from deployments.generation.settings import NO_DRAFTS
 from deployments.generation.weight_updater import INITIAL_VERSION, WeightUpdater
 from deployments.generation.weights_canary import WeightsCanary, canary_params, canary_prompts
 from deployments.protocols.generation import (
@@ -55,6 +55,7 @@ from deployments.upstream.vllm.token_texts import install_token_texts
 from deployments.upstream.vllm.weight_transfer import reject_unknown_backend
 
 _WARM_UP_TOKENS = 8
+logger = logging.getLogger("rollout_service.generation")
 ALL_LOGPROBS = -1
 """vLLM's `max_logprobs` for no bound."""
 WORKER_EXTENSION = "deployments.generation.worker_extension.WeightsWorkerExtension"
@@ -101,13 +102,13 @@ class VLLMEngine(Engine):
         Raises:
             ImagesUnsupported: `images` is given, and the model sees none, or writes them in another way than our logs.
             Exception: what vLLM raises for arguments that it refuses.
-            ValueError: vLLM has no weight transfer backend of the given name, or tokens would be drafted.
+            ValueError: vLLM has no weight transfer backend of the given name, or it would draft tokens unasked.
         """
         args = AsyncEngineArgs(**engine_args, logprobs_mode="processed_logprobs", worker_extension_cls=WORKER_EXTENSION)
         reject_unknown_backend(args)
         steps = StepCounter()
         config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
-        _refuse_drafts(config)
+        _look_at_drafts(config, is_asked=bool(engine_args.get("speculative_config")))
         hold_outputs(config)
         llm = AsyncLLM.from_vllm_config(
             config,
@@ -271,6 +272,7 @@ class VLLMEngine(Engine):
             settings_hash=config.compute_hash(),
             is_batch_invariant=envs.VLLM_BATCH_INVARIANT,
             image_token_ids=() if self.images is None else self.images.token_ids,
+            drafts=None if config.speculative_config is None else config.speculative_config.method,
         )
 
     def load(self) -> ReplicaLoad:
@@ -311,12 +313,22 @@ def served_names(config: ModelConfig) -> list[str]:
     return [public_model_name(name) for name in ([named] if isinstance(named, str) else named or [config.model])]
 
 
-def _refuse_drafts(config: VllmConfig) -> None:
-    """Raises `ValueError` if tokens would be drafted: vLLM also does that of itself, for checkpoints that say so."""
-    if config.speculative_config is not None:
+def _look_at_drafts(config: VllmConfig, is_asked: bool) -> None:
+    """Logs what speculative decoding costs; raises `ValueError` if nobody asked for it.
+
+    vLLM also drafts of itself, for checkpoints that name a model for it.
+    """
+    if (drafts := config.speculative_config) is None:
+        return
+    if not is_asked:
         raise ValueError(
-            f"{config.model_config.model} would be sampled with drafts, and {NO_DRAFTS}. Serve its target."
+            f"{config.model_config.model} names a model that drafts ({drafts.method}), which nobody asked for. Serve "
+            "its target, or set engine.speculative_config."
         )
+    costs = [] if config.scheduler_config.async_scheduling else ["the scheduler waits for each step"]
+    if not config.use_v2_model_runner:
+        costs.append("the engine takes vLLM's older model runner")
+    logger.info("Tokens are drafted (%s)%s.", drafts.method, "".join(f"; {cost}" for cost in costs))
 
 
 def _interrupted(failure: RolloutFailure | None) -> Generation:

@@ -43,18 +43,19 @@ RESERVED_ENGINE_ARGS = {
     "scheduler_cls": "the service needs its own scheduler to hold outputs",
 }
 
-NO_DRAFTS = (
-    "speculative decoding is not exact here yet: on processors vLLM samples garbage with drafts and reports nothing, "
-    "and nowhere does a seed repeat its tokens"
-)
 _INEXACT = """
-speculative_config spec_method spec_model spec_tokens diffusion_config watermark_config logits_processors
-enable_trace_replay default_mm_loras enable_prompt_embeds enable_mm_embeds skip_tokenizer_init tokens_only enable_eplb
-model_weights
+spec_method spec_model spec_tokens diffusion_config watermark_config logits_processors enable_trace_replay
+default_mm_loras enable_prompt_embeds enable_mm_embeds skip_tokenizer_init tokens_only enable_eplb model_weights
 """
 INEXACT_ENGINE_ARGS = frozenset(_INEXACT.split())
 """Arguments of vLLM that break exactness or the record in silence. Values that ask for nothing are taken.
 `docs/deploy.md` has the reason for each, and lists those that change what is sampled and are taken."""
+_DRAFTS_ANYWHERE = ("ngram", "draft_model", "custom_class")
+_DRAFTS_ON_GPUS = ("ngram_gpu", "suffix", "eagle", "eagle3", "mtp", "dflash", "dspark", "medusa")
+_MOST_DRAFTS = 128
+"""vLLM verifies no more in one step, and dies of them."""
+_DRAFTS_IN_STEP = ("ngram", "suffix", "custom_class")
+"""Methods of speculative decoding that draft on the host, between two steps: no step is scheduled before."""
 _NOT_FOR_VLLM = {
     "replica",
     "device",
@@ -178,6 +179,8 @@ class EngineSettings(BaseModel):
                 "weight_transfer_config: the backend ipc is refused, because vLLM unpickles what a request brings for "
                 "it. A trainer on the engine's own cards pushes a checkpoint by its path, or a delta"
             )
+        if drafts := given.get("speculative_config"):
+            yield from _draft_problems(drafts, self.device, given.get("async_scheduling"))
         if given.get("distributed_executor_backend") == "ray" or given.get("nnodes", 1) != 1:
             yield (
                 "an engine lies on one node: vLLM would wait for GPUs that its replica has reserved. Leave out "
@@ -207,6 +210,15 @@ class EngineSettings(BaseModel):
         """Worker processes of one replica, each on a GPU of its own."""
         parts = self.tensor_parallel_size * self.pipeline_parallel_size
         return parts * int((self.model_extra or {}).get("prefill_context_parallel_size", 1))
+
+    @property
+    def draft_model(self) -> str | None:
+        """Folder or hub name of the model that drafts, if pushes may bring its weights.
+
+        Heads share parts with the model, and no others are known of a revision.
+        """
+        drafts = (self.model_extra or {}).get("speculative_config") or {}
+        return drafts.get("model") if drafts.get("method") == "draft_model" and not drafts.get("revision") else None
 
     @property
     def highest_rank(self) -> int:
@@ -260,3 +272,26 @@ def engine_fields() -> frozenset[str] | None:
         for statement in definition.body
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
     )
+
+
+def _draft_problems(drafts: Any, device: str, async_scheduling: bool | None) -> Iterator[str]:
+    """Settings of speculative decoding that would make it inexact, or would not start."""
+    # vLLM takes names of settings with hyphens too.
+    drafts = {str(name).replace("-", "_"): value for name, value in drafts.items()} if isinstance(drafts, dict) else {}
+    method, tokens = drafts.get("method"), drafts.get("num_speculative_tokens")
+    methods = (*_DRAFTS_ANYWHERE, *(_DRAFTS_ON_GPUS if device == "gpu" else ()))
+    if method not in methods:
+        where = "processors" if device == "cpu" else "GPUs"
+        yield f"speculative_config.method: {method!r} is none of those for {where}: {', '.join(methods)}"
+        return
+    if isinstance(tokens, int) and tokens > _MOST_DRAFTS:
+        yield f"speculative_config.num_speculative_tokens: {tokens}; at most {_MOST_DRAFTS} are verified in one step"
+    if method == "suffix" and find_spec("arctic_inference") is None:
+        yield "speculative_config.method: 'suffix' needs the package arctic-inference, which is not installed"
+    if drafts.get("rejection_sample_method", "standard") != "standard" or any("synthetic" in name for name in drafts):
+        yield (
+            "speculative_config: only rejection_sample_method: standard is known to keep the distribution of the "
+            "model's tokens. Leave out rejection_sample_method and all synthetic_..."
+        )
+    if method in _DRAFTS_IN_STEP and async_scheduling:
+        yield f"async_scheduling: speculative_config.method {method!r} drafts between two steps. Leave it out"

@@ -17,8 +17,10 @@ import torch
 from safetensors import safe_open
 from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from deployments.generation.trainer_transfer import TrainerRendezvous, TrainerWatch, TransferFile, Written
+from deployments.policy.commands import DRAFT
 from deployments.upstream.vllm.cpu_build import pack_shared_weights_again, packed_weight_slices
 from deployments.upstream.vllm.weight_transfer import end_broken_reload, forget_weight_update, unplaced_matrices
 
@@ -87,10 +89,25 @@ class WeightsWorkerExtension:
         began = time.perf_counter()
         if self._staging is None:
             raise RuntimeError("no weights are staged")
-        self.reload_weights(weights_iterator=iter(self._staging.result(timeout=0).items()))
+        tensors = self._staging.result(timeout=0)
+        drafting = self.vllm_config.speculative_config is not None
+        drafts = {name: tensors.pop(name) for name in list(tensors) if drafting and name.startswith(DRAFT)}
+        self.reload_weights(weights_iterator=iter(tensors.items()))
         pack_shared_weights_again(self.model_runner.get_model())
+        if drafts:
+            self._swap_drafting_model(drafts)
         self._staging = self._checksum = None
         return time.perf_counter() - began
+
+    def _swap_drafting_model(self, tensors: _Tensors) -> None:
+        if (model := self.model_runner.get_draft_model()) is None:
+            return  # Only the last stage of a pipeline drafts.
+        with set_current_vllm_config(self.vllm_config):
+            initialize_layerwise_reload(model)
+            model.load_weights((name.removeprefix(DRAFT), tensor) for name, tensor in tensors.items())
+            config = self.vllm_config.speculative_config.draft_model_config
+            finalize_layerwise_reload(model, config)  # type: ignore[no-untyped-call]
+        pack_shared_weights_again(model)
 
     @_with_error
     def unplaced_matrices(self, names: list[str]) -> list[str]:

@@ -11,6 +11,8 @@ from typing import Any, Literal, Protocol
 from rollout_client.contract.policy import PauseMode
 
 StoredKind = Literal["full", "adapter"]
+DRAFT = "draft."
+"""Begins the names of tensors of the model that drafts, in full weights that bring it along."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ class PolicyStore(CommandSource):
         model: folder or hub name of the checkpoint that engines start with, version 0.
         revision: of a model of the hub.
         max_lora_rank: as in `PolicyLayout`.
+        draft: folder or hub name of the model that drafts, if there is one.
 
     Raises:
         FolderRefused: the configured folder holds versions of another model or run.
@@ -84,12 +85,13 @@ class PolicyStore(CommandSource):
         revision: str | None = None,
         cluster: Cluster | None = None,
         max_lora_rank: int | None = None,
+        draft: str | None = None,
     ) -> None:
         logs.configure()
         cluster = RayCluster() if cluster is None else cluster
         folder = Path(settings.folder).expanduser() if settings.folder else cluster_weights_folder() / "policy"
         RunIdentity(settings.run, model, revision).claim(folder)
-        self._initial = InitialVersion(model, folder, max_lora_rank, revision)
+        self._initial = InitialVersion(model, folder, max_lora_rank, revision, draft)
         self._tasks = BackgroundTasks()
         self.policies = PolicyRegistry(folder, settings, self._initial, self._tasks)
 

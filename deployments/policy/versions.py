@@ -51,10 +51,19 @@ class InitialVersion:
         folder: the policy store's.
         max_lora_rank: as in `PolicyLayout`.
         revision: of a model of the Hub.
+        draft: folder or hub name of the model that drafts, if there is one.
     """
 
-    def __init__(self, model: str, folder: Path, max_lora_rank: int | None = None, revision: str | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        folder: Path,
+        max_lora_rank: int | None = None,
+        revision: str | None = None,
+        draft: str | None = None,
+    ) -> None:
         self._model = model
+        self._draft = draft
         self._revision = revision
         self._file = initial_file(folder)
         self._max_lora_rank = max_lora_rank
@@ -67,7 +76,9 @@ class InitialVersion:
         Raises:
             NotSafetensors: the model's folder holds no checkpoint.
         """
-        return layout_of(self._model_folder()).model_copy(update={"max_lora_rank": self._max_lora_rank})
+        draft = None if self._draft is None else _folder_of(self._draft)
+        layout = layout_of(_folder_of(self._model, self._revision), draft)
+        return layout.model_copy(update={"max_lora_rank": self._max_lora_rank})
 
     @cached_property
     def checksum(self) -> str:
@@ -84,16 +95,17 @@ class InitialVersion:
             if not self._file.exists():
                 make_folder_durably(self._file.parent)
                 beside = self._file.with_suffix(".new")
-                write_checkpoint(self._model_folder(), beside)
+                write_checkpoint(_folder_of(self._model, self._revision), beside)
                 flush(beside)
                 beside.rename(self._file)
         return self._file
 
-    def _model_folder(self) -> Path:
-        """A checkpoint of the hub is downloaded, as the engines do."""
-        if Path(self._model).is_dir():
-            return Path(self._model)
-        return Path(snapshot_download(self._model, revision=self._revision, allow_patterns=["*.safetensors*"]))
+
+def _folder_of(model: str, revision: str | None = None) -> Path:
+    """A checkpoint of the hub is downloaded, as the engines do."""
+    if Path(model).is_dir():
+        return Path(model)
+    return Path(snapshot_download(model, revision=revision, allow_patterns=["*.safetensors*"]))
 
 
 class Version(VersionInfo):

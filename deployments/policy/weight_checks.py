@@ -6,6 +6,7 @@ says is found out by those who apply it.
 """
 
 import json
+import logging
 import math
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from deployments.policy.adapter_checks import adapter_problems
+from deployments.policy.commands import DRAFT
 from deployments.policy.failures import WeightsRefused
 from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.policy import PolicyLayout, TensorLayout
@@ -31,6 +33,7 @@ from rollout_client.weights.safetensors_file import (
     tensor_blocks,
 )
 
+logger = logging.getLogger("rollout_service.policy")
 MOST_SHOWN = 5
 GAP_BYTES = 4
 """Size of the position of a changed value in a delta."""
@@ -47,16 +50,27 @@ EXPONENTS: dict[str, tuple[str, int]] = {
 """By dtype: the integer type to read its values as, and the bits that are all set only in NaN and infinity."""
 
 
-def layout_of(checkpoint: Path) -> PolicyLayout:
+def layout_of(checkpoint: Path, draft: Path | None = None) -> PolicyLayout:
     """The names, dtypes and shapes of a checkpoint's tensors.
+
+    Args:
+        draft: the checkpoint of the model that drafts; pushes cannot bring its weights if it has another format.
 
     Raises:
         NotSafetensors: the folder holds no such checkpoint.
     """
-    tensors = file_tensors(checkpoint)
-    return PolicyLayout(
-        tensors={name: TensorLayout(dtype=tensor.dtype, shape=list(tensor.shape)) for name, tensor in tensors.items()}
-    )
+    layout = PolicyLayout(tensors=_tensors_of(checkpoint))
+    if draft is not None:
+        try:
+            layout.draft = {f"{DRAFT}{name}": tensor for name, tensor in _tensors_of(draft).items()}
+        except NotSafetensors as error:
+            logger.warning("Pushes cannot bring the weights of the model that drafts: %s", error)
+    return layout
+
+
+def _tensors_of(checkpoint: Path) -> dict[str, TensorLayout]:
+    tensors = file_tensors(checkpoint).items()
+    return {name: TensorLayout(dtype=tensor.dtype, shape=list(tensor.shape)) for name, tensor in tensors}
 
 
 def validate_full(path: Path, layout: PolicyLayout) -> str:
@@ -151,7 +165,8 @@ def _finite(name: str, dtype: str, blocks: Iterable[Data]) -> Iterator[Data]:
 
 def largest_upload_bytes(layout: PolicyLayout) -> int:
     """An upper bound for full weights of the model, and for a delta that changes every value."""
-    values = ((math.prod(tensor.shape), DTYPE_BYTES[tensor.dtype]) for tensor in layout.tensors.values())
+    tensors = (*layout.tensors.values(), *layout.draft.values())
+    values = ((math.prod(tensor.shape), DTYPE_BYTES[tensor.dtype]) for tensor in tensors)
     return MAX_HEADER_BYTES + sum(count * (value_bytes + GAP_BYTES) for count, value_bytes in values)
 
 
@@ -161,9 +176,14 @@ def too_large(most_bytes: int) -> WeightsRefused:
 
 
 def _layout_problems(header: Header, layout: PolicyLayout, is_partial: bool = False) -> list[FieldProblem]:
-    """One problem for each tensor that is missing, unknown or different, up to `MOST_SHOWN` of each kind."""
+    """One problem for each tensor that is missing, unknown or different, up to `MOST_SHOWN` of each kind.
+
+    Whole weights may have all tensors of the model that drafts, or none.
+    """
     found, missing, different = header.by_name, list[FieldProblem](), list[FieldProblem]()
-    for name, expected in layout.tensors.items():
+    brings_draft = not is_partial and not layout.draft.keys().isdisjoint(found)
+    known = {**layout.tensors, **(layout.draft if brings_draft else {})}
+    for name, expected in known.items():
         entry, model_has = found.get(name), f"the model has {expected.dtype} {expected.shape}"
         if entry is None:
             missing.append(FieldProblem(field=name, message=f"the tensor is missing; {model_has}"))
@@ -171,9 +191,7 @@ def _layout_problems(header: Header, layout: PolicyLayout, is_partial: bool = Fa
             message = f"the tensor is {entry.dtype} {list(entry.shape)}; {model_has}"
             different.append(FieldProblem(field=name, message=message))
     unknown = [
-        FieldProblem(field=name, message="the tensor is not known to the model")
-        for name in found
-        if name not in layout.tensors
+        FieldProblem(field=name, message="the tensor is not known to the model") for name in found if name not in known
     ]
     kinds = (unknown, different) if is_partial else (missing, unknown, different)
     return [problem for kind in kinds for problem in kind[:MOST_SHOWN]]

@@ -58,3 +58,5 @@ class GeneratorDescription:
     image_token_ids: tuple[int, ...] = ()
     """The tokens that mean an image where prompts may show some: what templates write for one, and what the model
     replaces by what it sees."""
+    drafts: str | None = None
+    """The method of speculative decoding; `None` if the engine drafts no tokens."""

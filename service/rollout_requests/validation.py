@@ -41,7 +41,7 @@ def request_problems(request: RolloutRequest, capabilities: Capabilities) -> Ite
     """Yields every problem of the request; none if it can be played."""
     yield from _size_problems(request, capabilities)
     yield from keep_problems(request)
-    yield from include_problems(request, capabilities.generator)
+    yield from engine_problems(request, capabilities.generator)
     yield from _template_problems("chat_template_kwargs", request.chat_template_kwargs)
     played = {sample.task_name for sample in request.samples} & capabilities.agent_tasks
     if request.schedule == "lockstep" and played:
@@ -97,11 +97,14 @@ def keep_problems(request: RolloutRequest) -> Iterator[FieldProblem]:
         yield FieldProblem(field="schedule", message=message, value=request.schedule)
 
 
-def include_problems(
+def engine_problems(
     request: RolloutRequest | SessionRequest, generator: GeneratorDescription
 ) -> Iterator[FieldProblem]:
-    """Checks that the engines and the sampling support the requested `include` columns."""
+    """Checks that the engines can sample as is asked, and that they and the sampling support the `include` columns."""
     most, sampling = generator.max_logprobs, request.sampling
+    if sampling.min_p and generator.drafts:
+        message = f"the engines draft tokens ({generator.drafts}), and vLLM has no min_p then; leave it out"
+        yield FieldProblem(field="sampling.min_p", message=message, value=sampling.min_p)
     highest = math.inf if most is None else most - TIED_TOKENS
     for place, name in enumerate(request.include):
         kind, _, count = name.partition(":")

@@ -47,7 +47,7 @@ from service.images.request_images import sample_with_names
 from service.model_server.answers import response_to
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.rollout_requests.result_encoding import JSON, json_of
-from service.rollout_requests.validation import further_field_problems, include_problems
+from service.rollout_requests.validation import engine_problems, further_field_problems
 from service.routes.dependencies import Calls, RequestId, Rollouts, Services, Sessions, held_request
 from service.routes.model_server import CALL_ROUTES, MODELS, answer_call
 
@@ -77,7 +77,7 @@ async def _open_session(
     Every call of the engine under it is recorded: prompt ids, generated ids, log-probabilities, weight versions.
     """
     asked = await read_json_body(request, SessionRequest, rollouts.limits.max_sample_bytes, "shorten the sample")
-    problems = include_problems(asked, rollouts.episode_factory.generator)
+    problems = engine_problems(asked, rollouts.episode_factory.generator)
     if asked.sample is not None:
         problems = chain(problems, further_field_problems("sample", asked.sample, SessionSample))
     # In a thread: it looks at each value of the sample.

@@ -49,7 +49,9 @@ class Scoring:
         self._policy = policy
         self._limits = limits
         most = limits.max_rollouts_per_request
-        self.bounds = ScoreBounds(most, engine.max_model_len, engine.vocab_size, engine.image_token_ids)
+        # The last token of a prompt without room for another is one that the score names: not beside drafts.
+        longest = engine.max_model_len - bool(engine.drafts)
+        self.bounds = ScoreBounds(most, longest, engine.vocab_size, engine.image_token_ids)
         """Limits of one request."""
 
     async def score(

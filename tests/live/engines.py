@@ -1,6 +1,7 @@
 """A real engine in the process of the tests, without the service around it."""
 
 import asyncio
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,11 +40,12 @@ def running_engine(
     """For the length of the block.
 
     Args:
-        arguments: further ones of vLLM.
+        arguments: further ones of vLLM, beside those of the environment variable `ENGINE_ARGUMENTS` (JSON).
     """
     # vLLM sets variables of its own, which end with the patch.
     with patch.dict(os.environ, settings.process_variables), asyncio.Runner() as loop:
-        given = settings.engine_args() | {"max_num_seqs": 8} | arguments
+        of_all = json.loads(os.environ.get("ENGINE_ARGUMENTS", "{}"))
+        given = settings.engine_args() | {"max_num_seqs": 8} | of_all | arguments
         engine = loop.run(VLLMEngine.start(given, images=images))
         try:
             yield engine, loop

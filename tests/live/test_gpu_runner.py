@@ -1,5 +1,6 @@
-"""The tests of the engine and of scores once more, by vLLM's GPU runner under Triton's interpreter."""
+"""The tests of the engine and of scores once more: by vLLM's GPU runner under Triton's interpreter, and with drafts."""
 
+import json
 import os
 import subprocess
 import sys
@@ -16,12 +17,17 @@ FILES = (
     "tests/live/test_score.py",
     "tests/live/test_token_columns.py",
 )
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+WITH_DRAFTS = {"ENGINE_ARGUMENTS": json.dumps({"speculative_config": NGRAM}), "PYTEST_ADDOPTS": "-k 'not min_p'"}
+CASES = [(ON_THE_RIG, file) for file in FILES] + [(WITH_DRAFTS, file) for file in (*FILES, "tests/live/test_images.py")]
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_what_holds_of_an_engine_and_its_scores_holds_on_vllms_gpu_runner(file: str) -> None:
+@pytest.mark.parametrize(("variables", "file"), CASES)
+def test_what_holds_of_an_engine_and_its_scores_holds_on_vllms_gpu_runner_and_with_drafts(
+    variables: dict[str, str], file: str
+) -> None:
     command = [sys.executable, "-m", "pytest", "-n0", "-q", "-p", "no:randomly", "--hypothesis-profile=fast", file]
     ended = subprocess.run(
-        command, cwd=REPOSITORY, env={**os.environ, **ON_THE_RIG}, capture_output=True, text=True, check=False
+        command, cwd=REPOSITORY, env={**os.environ, **variables}, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stdout[-4000:]

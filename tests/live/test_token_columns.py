@@ -94,7 +94,9 @@ def check_numbers(result: SampleResult, logprobs: torch.Tensor) -> int:
     return tokens
 
 
-@pytest.mark.parametrize("sampling", [{}, {"top_k": 5}, {"top_k": 40, "top_p": 0.6}, {"top_k": 30, "min_p": 0.3}])
+@pytest.mark.parametrize(
+    "sampling", [{}, {"top_k": 5}, {"top_k": 40, "top_p": 0.6}, {"top_k": 30, "min_p": 0.3}], ids=str
+)
 def test_a_trainer_recomputes_the_logprobs_within_the_sampled_distribution(
     engine: RunningEngine, folder: Path, sampling: dict[str, Any]
 ) -> None:

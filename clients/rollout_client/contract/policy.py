@@ -127,6 +127,9 @@ class PolicyLayout(Lenient):
 
     tensors: dict[str, TensorLayout]
     """Dtype and shape of each tensor, by its name in the checkpoint."""
+    draft: dict[str, TensorLayout] = Field(default_factory=dict)
+    """The tensors of the model that drafts (`engine.speculative_config`), by their names after `draft.`: full weights
+    that are pushed as a file may have all of them beside those of the model."""
     max_lora_rank: int | None = None
     """The highest rank of an adapter that the engines take (`max_lora_rank` under `engine` in the service's config); 0
     if they take none (`enable_lora`), null if the service does not know."""

@@ -1,13 +1,19 @@
-"""Faults of vLLM's build for processors: AMX, packed weights and adapters.
+"""Faults of vLLM's build for processors: AMX, packed weights, adapters, and what verifies drafts.
 
 vLLM copies an adapter's matrix for each token of a batch, also where the matrix is zero because the adapter leaves the
 layer alone; and it marks a token without an adapter by the index -1, which it then takes for the last adapter. Here it
 is one matrix product an adapter, and nothing for tokens that have none.
 
+With drafts, the kernel that repeats temperature, top-k and top-p for each of them writes into a copy: the distribution
+is one of whatever lay in memory. A step without drafts, of requests with top-k alone, looks for the highest of none.
+
+oneDNN's kernels are kept by the size of a weight, with the layout of the first that had it. Once numba has been used,
+as n-gram drafts do, weights that are loaded again may be packed in another: the kernel multiplies by other values.
+
 Model runners: V1, and V2 where it is made to run on processors (`benchmarks/gpu_check/rig`).
 
-Needed with vLLM 0.32. Known upstream: tokens without an adapter (vllm-project/vllm#48421); no issue is known for the
-rest. vLLM's build for GPUs has none of them.
+Needed with vLLM 0.32. Known upstream: tokens without an adapter (vllm-project/vllm#48421), the kernel
+(vllm-project/vllm#55005); no issue is known for the rest. vLLM's build for GPUs has none of them.
 """
 
 import functools
@@ -18,6 +24,9 @@ from typing import Any
 import torch
 
 PROBE_ROWS = 128
+_TRIED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_ROUNDING = 0.05
+"""Error of a product in bfloat16, at most; a block of weights in another place changes more."""
 
 
 def install() -> None:
@@ -25,9 +34,15 @@ def install() -> None:
     _allow_amx_tiles()
     from vllm.lora.ops.torch_ops import lora_ops
     from vllm.lora.punica_wrapper import punica_cpu
+    from vllm.model_executor.layers import utils
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+    from vllm.v1.sample import rejection_sampler
+    from vllm.v1.sample.ops import topk_topp_sampler
 
     _pack_experts_at_each_load(UnquantizedFusedMoEMethod)
+    vars(rejection_sampler)["expand_batch_to_tokens"] = _for_each_draft
+    _leave_no_rows(topk_topp_sampler)
+    _try_packed_weights(utils)
     # All other operations of this build call these.
     for module in (lora_ops, punica_cpu):
         _multiply_once_an_adapter(module)
@@ -61,6 +76,57 @@ def _pack_experts_at_each_load(experts_method: type[Any]) -> None:
 
     setup_and_pack.packs_at_each_load = True  # type: ignore[attr-defined]
     experts_method._setup_kernel = setup_and_pack
+
+
+def _for_each_draft(
+    values: torch.Tensor, ends: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> torch.Tensor:
+    """Repeats each request's value for its drafts [num_tokens]; `replace_from` becomes `replace_to`.
+
+    Args:
+        values: [requests].
+        ends: [requests]: the number of drafts up to each request and with it.
+    """
+    counts = ends.diff(prepend=ends.new_zeros(1))
+    return torch.where(values == replace_from, replace_to, values).repeat_interleave(counts, output_size=num_tokens)
+
+
+def _leave_no_rows(sampler: Any) -> None:
+    """Lets the top-k of no rows be no rows."""
+    apply_top_k_only = sampler.apply_top_k_only
+    if hasattr(apply_top_k_only, "__wrapped__"):
+        return
+
+    @functools.wraps(apply_top_k_only)
+    def of_any_rows(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return apply_top_k_only(logits, k) if len(logits) else logits
+
+    sampler.apply_top_k_only = of_any_rows
+
+
+def _try_packed_weights(layers: Any) -> None:
+    """Lets a layer compute with its weight as it is where the kernel multiplies by other values than it has."""
+    dispatch = layers.dispatch_cpu_unquantized_gemm
+    if hasattr(dispatch, "__wrapped__"):
+        return
+
+    @functools.wraps(dispatch)
+    def dispatch_and_try(layer: Any, remove_weight: bool) -> None:
+        weight = layer.weight.detach()
+        dispatch(layer, remove_weight)
+        if weight.ndim != 2 or weight.dtype not in _TRIED_DTYPES or not hasattr(layer, "cpu_linear"):
+            return
+        # One row: a kernel for it is there as soon as one layer of the size was tried.
+        row = torch.randn(1, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+        expected = torch.nn.functional.linear(row, weight).float()
+        found = layer.cpu_linear(row, layer.weight, None).float()
+        if not (found - expected).norm() <= _ROUNDING * expected.norm():
+            # Some of vLLM's kernels take, and leave, a bias in float32.
+            layer.cpu_linear = lambda x, _weight, bias: torch.nn.functional.linear(
+                x, weight, None if bias is None else bias.to(x.dtype)
+            )
+
+    layers.dispatch_cpu_unquantized_gemm = dispatch_and_try
 
 
 def pack_shared_weights_again(model: torch.nn.Module) -> None:

@@ -1,6 +1,6 @@
 """The patches of vLLM: those of the engine's processes, and those of the process that runs its servers.
 
-Two of log-probabilities are here, of steps that serve unlike requests.
+Those of log-probabilities are here, of steps that serve unlike requests.
 
 Where one request of a step names the tokens whose log-probabilities it wants, as such a score does for the last token,
 vLLM computes those alone: all others get the token 0 in place of the most probable ones.
@@ -11,9 +11,12 @@ vLLM knows which adapter belongs to each token to be generated, and takes the ro
 layer that takes adapters it adds those of other rollouts to a prompt's log-probabilities, or dies of the different
 number of rows. So the engine does not take adapters of the output layer.
 
+With drafts, vLLM takes log-probabilities of tokens that a request names for those of all, and dies: such requests are
+refused.
+
 Model runners: V1 and V2.
 
-Both are needed with vLLM 0.32; no upstream issue is known.
+All are needed with vLLM 0.32; no upstream issue is known.
 """
 
 import functools
@@ -44,12 +47,29 @@ def install() -> None:
     pass_collector_on()
     from vllm.lora import model_manager
     from vllm.platforms import current_platform
+    from vllm.sampling_params import SamplingParams
     from vllm.v1.sample.sampler import Sampler
 
     _keep_top_logprobs_beside_scores(Sampler)
     _leave_output_layer_without_adapters(model_manager)
+    _refuse_named_tokens_beside_drafts(SamplingParams)
     if current_platform.is_cpu():
         cpu_build.install()
+
+
+def _refuse_named_tokens_beside_drafts(params: type[Any]) -> None:
+    """Patches vLLM's `SamplingParams`, which takes `logprob_token_ids` that kill an engine that drafts."""
+    validate = params._validate_spec_decode
+    if hasattr(validate, "__wrapped__"):
+        return
+
+    @functools.wraps(validate)
+    def validate_and_refuse(self: Any, speculative_config: Any) -> None:
+        validate(self, speculative_config)
+        if speculative_config is not None and self.logprob_token_ids:
+            raise ValueError("logprob_token_ids are not supported with speculative decoding: leave them out.")
+
+    params._validate_spec_decode = validate_and_refuse
 
 
 class _Collector:

@@ -25,7 +25,10 @@ from tests.paths import REPOSITORY, TINY_MODEL
 OTHERS = "248383a4000f492dd7b70555bf97dc03791e8f41fc1f14d3bf77946be9ba02b3"
 """SHA-256 of the names of the 208 further fields, which change at most the last bits of log-probabilities."""
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
-VALUES: dict[str, Any] = {"speculative_config": DRAFTS, "watermark_config": {"key": 1}, "spec_tokens": 2}
+VALUES: dict[str, Any] = {"watermark_config": {"key": 1}, "spec_tokens": 2}
+CARD, PROCESSORS, HOST = {"device": "gpu"}, {"device": "cpu"}, {"async_scheduling": True}
+NOT_KEPT = "only rejection_sample_method: standard is known to keep the distribution"
+BETWEEN = r"async_scheduling: speculative_config\.method '\w+' drafts between two steps\. Leave it out"
 
 
 @pytest.mark.parametrize("name", sorted(INEXACT_ENGINE_ARGS))
@@ -36,6 +39,36 @@ def test_what_breaks_exactness_or_the_record_is_refused_if_it_is_set(name: str) 
         EngineSettings.model_validate({"model": "m", name: nothing})
 
 
+@pytest.mark.parametrize(
+    ("drafts", "beside", "sentence"),
+    [
+        ({"method": "ngram_gpu"}, PROCESSORS, "method: 'ngram_gpu' is none of those for processors: ngram, draft_"),
+        ({"method": "extract_hidden_states"}, CARD, "'extract_hidden_states' is none of those for GPUs: ngram"),
+        ({"model": "m"}, CARD, "speculative_config.method: None is none of those for GPUs"),
+        ({"method": "suffix"}, CARD, "'suffix' needs the package arctic-inference, which is not installed"),
+        ({"rejection_sample_method": "block"}, CARD, NOT_KEPT),
+        ({"synthetic_acceptance_length": 2.0}, PROCESSORS, NOT_KEPT),
+        ({"rejection-sample-method": "block"}, CARD, NOT_KEPT),
+        ({"num_speculative_tokens": 129}, CARD, "num_speculative_tokens: 129; at most 128 are verified in one step"),
+        ({"method": "custom_class"}, CARD | HOST, BETWEEN),
+        ({}, PROCESSORS | HOST, BETWEEN),
+    ],
+)
+def test_drafts_that_would_not_be_exact_or_not_start_are_refused_in_a_sentence(
+    drafts: dict[str, Any], beside: dict[str, Any], sentence: str
+) -> None:
+    drafts = drafts if "model" in drafts else DRAFTS | drafts
+    with pytest.raises(ValidationError, match=sentence):
+        EngineSettings.model_validate({"model": "m", "speculative_config": drafts, **beside})
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "custom_class"])
+def test_drafts_that_are_exact_are_passed_through(method: str) -> None:
+    drafts = DRAFTS | {"method": method}
+    settings = EngineSettings.model_validate({"model": "m", "speculative_config": drafts, "device": "cpu"})
+    assert settings.engine_args()["speculative_config"] == drafts
+
+
 def test_random_weights_are_refused_and_other_formats_of_weights_are_taken() -> None:
     with pytest.raises(ValidationError, match="load_format: dummy makes random weights, which would be recorded as"):
         EngineSettings.model_validate({"model": "m", "load_format": "dummy"})
@@ -44,7 +77,9 @@ def test_random_weights_are_refused_and_other_formats_of_weights_are_taken() -> 
 
 def test_the_page_names_all_that_is_refused_or_changes_what_is_sampled() -> None:
     assert {*INEXACT_ENGINE_ARGS, *RESERVED_ENGINE_ARGS, "load_format"} == REFUSED
-    settings = EngineSettings.model_validate({"model": "m", **dict.fromkeys(TAKEN - {"dtype"}, "x"), "dtype": "auto"})
+    settings = EngineSettings.model_validate(
+        {"model": "m", **dict.fromkeys(TAKEN, "x"), "dtype": "auto", "speculative_config": DRAFTS}
+    )
     assert settings.engine_args().keys() >= TAKEN
 
 
@@ -54,7 +89,7 @@ def test_each_field_of_vllms_was_looked_at_before_it_is_passed_through() -> None
 
 
 @pytest.mark.slow
-def test_no_engine_starts_that_would_draft_tokens_whoever_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_engine_starts_that_would_draft_tokens_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints that name a model for which they draft let vLLM do it without a setting."""
     from vllm.engine import arg_utils
 
@@ -63,7 +98,7 @@ def test_no_engine_starts_that_would_draft_tokens_whoever_asks_for_it(monkeypatc
     monkeypatch.setattr(
         arg_utils, "maybe_override_with_speculators", lambda model, tokenizer, **_: (model, tokenizer, dict(DRAFTS))
     )
-    with pytest.raises(ValueError, match=r"models/tiny would be sampled with drafts, and speculative decoding is not"):
+    with pytest.raises(ValueError, match=r"models/tiny names a model that drafts \(ngram\), which nobody asked"):
         asyncio.run(VLLMEngine.start({"model": str(TINY_MODEL), "max_model_len": 256}))
 
 

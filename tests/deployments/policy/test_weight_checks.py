@@ -74,6 +74,21 @@ def test_an_upload_may_be_as_large_as_a_delta_that_changes_every_value() -> None
     assert largest_upload_bytes(LAYOUT) == MAX_HEADER_BYTES + values_and_gaps
 
 
+def test_whole_weights_have_all_tensors_of_the_model_that_drafts_or_none_and_partial_ones_none(tmp_path: Path) -> None:
+    norm = LAYOUT.tensors[NORM]
+    layout = LAYOUT.model_copy(update={"draft": {"draft.a": norm, "draft.b": norm}})
+    drafts = {f"draft.{name}": torch.ones(3).bfloat16() for name in "ab"}
+    for place, tensors in enumerate([GOOD, {**GOOD, **drafts}]):
+        file = written(tmp_path / f"{place}", tensors)
+        assert validate_full(file, layout) == file_checksum(file)
+    half = written(tmp_path / "half", {**GOOD, "draft.a": drafts["draft.a"]})
+    assert refusal(validate_full, half, layout) == [("draft.b", "the tensor is missing; the model has BF16 [3]")]
+    alone = written(tmp_path / "alone", drafts)
+    unknown = [(name, "the tensor is not known to the model") for name in drafts]
+    assert refusal(validate_partial, alone, layout) == unknown
+    assert largest_upload_bytes(layout) == largest_upload_bytes(LAYOUT) + 2 * 3 * (2 + 4)
+
+
 def test_many_different_tensors_are_named_up_to_a_number(tmp_path: Path) -> None:
     names = [f"layer.{number}" for number in range(9)]
     layout = PolicyLayout(tensors={name: TensorLayout(dtype="BF16", shape=[1]) for name in names})

@@ -121,6 +121,12 @@ UNBOUNDED = "it needs sampling.top_k from 1 to 32: without a bound all tokens of
 GREEDY = "greedy decoding draws from no distribution; leave it out, or set sampling.temperature"
 
 
+def test_min_p_is_refused_where_engines_draft_tokens() -> None:
+    request, message = {"sampling": {"min_p": 0.1}}, "the engines draft tokens (ngram), and vLLM has no min_p then"
+    assert included(request) == included({}, drafts="ngram") == []
+    assert included(request, drafts="ngram") == [("sampling.min_p", 0.1, f"{message}; leave it out")]
+
+
 @pytest.mark.parametrize(
     ("name", "sampling", "message"),
     [

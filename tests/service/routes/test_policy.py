@@ -280,7 +280,7 @@ def test_the_state_and_the_layout_are_returned() -> None:
     service.request("GET", "/policy?checksums_within_s=2.5")
     assert service.store.named("state") == [(0.0,), (2.5,)]
     layout = service.request("GET", "/policy/layout")
-    assert layout.json() == {"tensors": {"w": {"dtype": "BF16", "shape": [2, 3]}}, "max_lora_rank": None}
+    assert layout.json() == {"tensors": {"w": {"dtype": "BF16", "shape": [2, 3]}}, "draft": {}, "max_lora_rank": None}
 
 
 def test_the_state_is_returned_once_a_version_is_current() -> None:

@@ -8,9 +8,17 @@ import pytest
 import torch
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.platforms.cpu import CpuPlatform
+from vllm.utils import cpu_triton_utils
 from vllm.v1.attention.backends import cpu_attn
+from vllm.v1.sample.ops import topk_topp_sampler
 
-from deployments.upstream.vllm.cpu_build import _pack_experts_at_each_load, pack_shared_weights_again
+from deployments.upstream.vllm.cpu_build import (
+    _for_each_draft,
+    _leave_no_rows,
+    _pack_experts_at_each_load,
+    _try_packed_weights,
+    pack_shared_weights_again,
+)
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
@@ -55,6 +63,50 @@ def test_experts_must_still_be_packed_and_openmps_path_shortened() -> None:
 
 def test_amx_tiles_must_still_be_asked_for() -> None:
     assert "init_amx" not in inspect.getsource(CpuPlatform) + inspect.getsource(cpu_attn), CAN_GO
+
+
+def test_a_requests_value_is_repeated_for_each_of_its_drafts() -> None:
+    values, ends = torch.tensor([0.7, 0.0, 1.5, 2.0]), torch.tensor([2, 3, 3, 5], dtype=torch.int32)
+    assert _for_each_draft(values, ends, 5, 0, 1).tolist() == pytest.approx([0.7, 0.7, 1.0, 2.0, 2.0])
+    assert _for_each_draft(torch.tensor([3, 7], dtype=torch.int32), torch.tensor([0, 2]), 2).tolist() == [7, 7]
+
+
+def test_the_kernel_must_still_be_replaced_that_repeats_for_drafts() -> None:
+    output = torch.full((3,), -9.0)
+    values, ends = torch.tensor([0.7, 1.5]), torch.tensor([1, 3], dtype=torch.int32)
+    vars(cpu_triton_utils)["_expand_kernel_impl"](output, values, ends, 0, 1)
+    assert output.tolist() == [-9.0] * 3, CAN_GO
+
+
+def test_the_top_k_of_no_rows_is_none_and_must_still_be_left() -> None:
+    sampler = SimpleNamespace(apply_top_k_only=inspect.unwrap(topk_topp_sampler.apply_top_k_only))
+    for _ in range(2):
+        _leave_no_rows(sampler)
+    none, rows, k = torch.empty(0, 5), torch.arange(10.0).reshape(2, 5), torch.tensor([1, 5])
+    assert sampler.apply_top_k_only(none, k[:0]) is none
+    assert sampler.apply_top_k_only(rows, k).isfinite().sum(-1).tolist() == [1, 5]
+    with pytest.raises(RuntimeError, match="max"):
+        inspect.unwrap(sampler.apply_top_k_only)(none, k[:0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_whose_kernel_multiplies_by_other_values_computes_with_its_weight(dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    weight, x, bias = (torch.randn(shape, generator=draw).to(dtype) for shape in ((6, 4), (3, 4), (6,)))
+    for kernel in (weight, weight.flip(0), weight.roll(1, 1)):
+
+        def dispatch(layer: Any, remove_weight: bool, kernel: torch.Tensor = kernel) -> None:
+            layer.cpu_linear = lambda x, _weight, bias: torch.nn.functional.linear(x, kernel, bias)
+            if remove_weight:
+                layer.weight = torch.nn.Parameter(torch.empty(0))
+
+        layers = SimpleNamespace(dispatch_cpu_unquantized_gemm=dispatch)
+        for _ in range(2):
+            _try_packed_weights(layers)
+        layer = SimpleNamespace(weight=torch.nn.Parameter(weight))
+        layers.dispatch_cpu_unquantized_gemm(layer, True)
+        assert torch.equal(layer.cpu_linear(x, layer.weight, bias), torch.nn.functional.linear(x, weight, bias))
+        assert layer.weight.numel() == 0
 
 
 class Packing:
