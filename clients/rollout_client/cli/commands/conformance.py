@@ -6,9 +6,8 @@ who demands it. A server that lacks what a check needs does not offer it, which 
 
 import asyncio
 import os
-import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -25,18 +24,24 @@ from rich.console import Console
 
 from rollout_client.calls.options import KEY_VARIABLE, key_in_file, service_url, without_password
 from rollout_client.cli.output import FAILED, AsJson, errors_as_sentences, plain, show, table
+from rollout_client.cli.probed_server import (
+    LIKELIEST,
+    PROMPT,
+    TOKENS,
+    NotOffered,
+    ProbedGeneration,
+    ProbedServer,
+    Refused,
+)
 
 _MILES = "miles at 31f1ca9, docs/advanced/disaggregated-rollout.md"
 _TRL = "TRL 1.16, experimental/async_grpo/async_rollout_worker.py"
 _SKYRL = "SkyRL at a956457, inference_servers/remote_inference_client.py"
 _NEMO_RL = "NeMo-RL v0.3.0, experience/rollouts.py: failed samples have a reward of 0"
-_PROMPT = tuple(range(20, 36))
-_TOKENS = 16
 _LONG, _LONG_BY_DEFAULT = 4096, 1024
 """Tokens of a generation that others meet while it runs: at most, and where the server does not say its longest."""
 _IN_FLIGHT = 64
 _TEMPERATURE = 0.5
-_LIKELIEST = 20
 _MEAN_DIFFERENCE, _LARGEST_DIFFERENCE = 0.05, 0.5
 """In nats: bfloat16 rounds by less, and another temperature differs by more."""
 _TIE, _ROUNDING = -0.5, 0.2
@@ -50,20 +55,8 @@ Result = Literal["pass", "fail", "not offered"]
 Sent = TypeVar("Sent")
 
 
-class _NotOffered(ValueError):
-    """The server does not have what the check needs; the message says what."""
-
-
 class _Violated(Exception):
     """A server does not do what a check demands; the message says what it saw."""
-
-
-class _Refused(ValueError):
-    """The server answered with an error."""
-
-    def __init__(self, answer: httpx.Response) -> None:
-        super().__init__(f"{answer.status_code}: {answer.text[:200]}")
-        self.status = answer.status_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,132 +69,12 @@ class CheckResult:
     demanded_by: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Generated:
-    ids: list[int]
-    logprobs: list[float]
-    finish_reason: str
-    versions: list[tuple[str, int, int]]
-    """Version, first token, and the one after the last."""
-    prompt: list[dict[int, float] | None]
-    """Log-probabilities of the prompt's tokens and their likeliest alternatives, where they were asked for."""
-
-
-class _Server:
-    """One server, by the API that it has."""
-
-    def __init__(self, http: httpx.AsyncClient) -> None:
-        self.http = http
-        self._is_sglang = False
-        self.longest: int | None = None
-        """Tokens of a prompt with its generation, where the server says it."""
-        self.model: str | None = None
-
-    async def meet(self) -> None:
-        """Raises `_NotOffered` if it has neither API."""
-        with suppress(_NotOffered, KeyError, IndexError, TypeError):
-            [model, *_] = (await self.get("/v1/models"))["data"]
-            self.model, self.longest = model["id"], model.get("max_model_len")
-        refusals = []
-        for self._is_sglang in (False, True):
-            try:
-                await self.generate(tokens=1)
-            except (_NotOffered, _Refused, KeyError, IndexError, TypeError) as refusal:
-                refusals.append(repr(refusal))
-            else:
-                return
-        raise _NotOffered(f"it answers neither /inference/v1/generate nor /generate: {'; '.join(refusals)}")
-
-    async def get(self, path: str) -> Any:
-        """Raises `_NotOffered` unless it answers with JSON."""
-        answer = await self.http.get(path)
-        try:
-            return answer.raise_for_status().json()
-        except (httpx.HTTPStatusError, ValueError) as error:
-            raise _NotOffered(f"GET {path} does not answer") from error
-
-    async def post(self, path: str, body: Mapping[str, Any], **headers: str) -> Any:
-        """Raises `_NotOffered` if there is no such route, and `_Refused`."""
-        answer = await self.http.post(path, json=body, headers=headers)
-        is_missing = answer.status_code == HTTPStatus.NOT_FOUND and "model" not in answer.text
-        if is_missing or answer.status_code in (HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED):
-            raise _NotOffered(f"POST {path} answers {answer.status_code}")
-        if answer.is_error:
-            raise _Refused(answer)
-        return answer.json()
-
-    async def generate(
-        self,
-        prompt: Sequence[int] = _PROMPT,
-        tokens: int = _TOKENS,
-        temperature: float = 0.0,
-        stop: Sequence[int] = (),
-        ignore_eos: bool = True,
-        scores: bool = False,
-        **fields: Any,
-    ) -> _Generated:
-        """`scores` asks for log-probabilities of the prompt too; `fields` are further ones of the body."""
-        sampling: dict[str, Any] = {"temperature": temperature, "ignore_eos": ignore_eos, "stop_token_ids": list(stop)}
-        if self._is_sglang:
-            sampling |= {"max_new_tokens": tokens, "sampling_seed": 7}
-            start = {"logprob_start_len": 0, "top_logprobs_num": _LIKELIEST} if scores else {}
-            body = {"input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True, **start, **fields}
-            return _of_sglang(await self.post("/generate", body))
-        sampling |= {"max_tokens": tokens, "seed": 7, "logprobs": 0}
-        if scores:
-            sampling["prompt_logprobs"] = _LIKELIEST
-        body = {"model": self.model, "token_ids": list(prompt), "sampling_params": sampling, **fields}
-        return _of_vllm(await self.post("/inference/v1/generate", body))
-
-    async def running(self) -> int:
-        """How many generations run. Raises `_NotOffered`."""
-        with suppress(_NotOffered, KeyError, TypeError):
-            return sum(load["num_running_reqs"] for load in (await self.get("/loads"))["loads"])
-        answer = await self.http.get("/metrics")
-        found = re.findall(r"^(?:vllm|sglang):num_(?:requests_running|running_reqs)(?:\{.*})? (\S+)", answer.text, re.M)
-        if not found:
-            raise _NotOffered("neither /loads nor /metrics says how many generations run")
-        return int(sum(map(float, found)))
-
-
-def _of_vllm(answer: Any) -> _Generated:
-    [choice] = answer["choices"]
-    content = (choice["logprobs"] or {}).get("content") or []
-    prompt = answer.get("prompt_logprobs") or []
-    return _Generated(
-        choice["token_ids"],
-        [one["logprob"] for one in content],
-        str(choice["finish_reason"]),
-        [(str(span["version"]), span["start"], span["end"]) for span in choice.get("weight_versions") or ()],
-        [at and {int(token): one["logprob"] for token, one in at.items()} for at in prompt],
-    )
-
-
-def _of_sglang(answer: Any) -> _Generated:
-    about = answer["meta_info"]
-    ids, spans = answer["output_ids"], about.get("weight_versions") or []
-    if not spans and (version := about.get("weight_version")) is not None:
-        spans = [{"version": version, "start": 0, "end": len(ids)}]
-    scored = about.get("input_token_logprobs") or []
-    likeliest = about.get("input_top_logprobs") or [None] * len(scored)
-    return _Generated(
-        ids,
-        [logprob for logprob, *_ in about["output_token_logprobs"]],
-        str(about["finish_reason"]["type"]),
-        [(str(span["version"]), span["start"], span["end"]) for span in spans],
-        [
-            None if logprob is None else {token: logprob} | {other: said for said, other, *_ in others or ()}
-            for (logprob, token, *_), others in zip(scored, likeliest, strict=True)
-        ],
-    )
-
-
 def _demand(holds: bool, saw: str) -> None:
     if not holds:
         raise _Violated(saw)
 
 
-def _first_difference(one: _Generated, other: _Generated, skipped: int = 0) -> str | None:
+def _first_difference(one: ProbedGeneration, other: ProbedGeneration, skipped: int = 0) -> str | None:
     """Where greedy generations differ other than by a tie; `other` begins with the token `skipped` of `one`."""
     for place, (left, right) in enumerate(zip(one.ids[skipped:], other.ids, strict=False)):
         if left != right:
@@ -211,33 +84,33 @@ def _first_difference(one: _Generated, other: _Generated, skipped: int = 0) -> s
     return None
 
 
-async def _tokens(server: _Server) -> str:
+async def _tokens(server: ProbedServer) -> str:
     whole = await server.generate()
-    _demand(len(whole.ids) == _TOKENS, f"{len(whole.ids)} token ids where {_TOKENS} were asked for")
-    _demand(len(whole.logprobs) == _TOKENS, f"{len(whole.logprobs)} log-probabilities of {_TOKENS} tokens")
-    half = _TOKENS // 2
-    rest = await server.generate([*_PROMPT, *whole.ids[:half]], tokens=half)
+    _demand(len(whole.ids) == TOKENS, f"{len(whole.ids)} token ids where {TOKENS} were asked for")
+    _demand(len(whole.logprobs) == TOKENS, f"{len(whole.logprobs)} log-probabilities of {TOKENS} tokens")
+    half = TOKENS // 2
+    rest = await server.generate([*PROMPT, *whole.ids[:half]], tokens=half)
     _demand(len(rest.ids) == half, f"{len(rest.ids)} token ids where {half} were asked for")
     if (difference := _first_difference(whole, rest, half)) is not None:
         raise _Violated(f"{difference} with the ids before it as the prompt")
-    return f"{_TOKENS} greedy ids, and the same after the first {half} as a prompt"
+    return f"{TOKENS} greedy ids, and the same after the first {half} as a prompt"
 
 
-async def _distances(server: _Server, temperature: float) -> list[float]:
+async def _distances(server: ProbedServer, temperature: float) -> list[float]:
     """How far the log-probabilities of a generation are from those that the server gives its tokens as a prompt."""
     made = await server.generate(temperature=temperature)
-    scored = (await server.generate([*_PROMPT, *made.ids], tokens=1, scores=True)).prompt[len(_PROMPT) :]
+    scored = (await server.generate([*PROMPT, *made.ids], tokens=1, scores=True)).prompt[len(PROMPT) :]
     if len(scored) != len(made.ids):
-        raise _NotOffered("the server gives no log-probabilities of prompts")
+        raise NotOffered("the server gives no log-probabilities of prompts")
     found = []
     for token, logprob, at in zip(made.ids, made.logprobs, scored, strict=True):
         expected = (at or {}).get(token)
         if expected is None:
-            raise _NotOffered("the server gives no log-probability of a prompt's token")
+            raise NotOffered("the server gives no log-probability of a prompt's token")
         highest = lowest = expected
         if temperature not in (0.0, 1.0):
-            if at is None or len(at) < _LIKELIEST // 2:
-                raise _NotOffered("the server names no likeliest tokens of a prompt")
+            if at is None or len(at) < LIKELIEST // 2:
+                raise NotOffered("the server names no likeliest tokens of a prompt")
             named = sum(exp(each / temperature) for each in at.values())
             # The others are none of them likelier than the least likely one that is named.
             others = max(1 - sum(map(exp, at.values())), 0) * exp(min(at.values()) * (1 / temperature - 1))
@@ -247,7 +120,7 @@ async def _distances(server: _Server, temperature: float) -> list[float]:
 
 
 def _logprobs_at(*temperatures: float) -> "_Check":
-    async def check(server: _Server) -> str:
+    async def check(server: ProbedServer) -> str:
         saw = []
         for temperature in temperatures:
             distances = await _distances(server, temperature)
@@ -260,60 +133,60 @@ def _logprobs_at(*temperatures: float) -> "_Check":
     return check
 
 
-async def _stop_reasons(server: _Server) -> str:
+async def _stop_reasons(server: ProbedServer) -> str:
     whole = await server.generate(ignore_eos=False)
-    if len(whole.ids) < _TOKENS:
-        raise _NotOffered(f"the model ends its answer to {len(_PROMPT)} unusual ids after {len(whole.ids)} by itself")
+    if len(whole.ids) < TOKENS:
+        raise NotOffered(f"the model ends its answer to {len(PROMPT)} unusual ids after {len(whole.ids)} by itself")
     _demand(whole.finish_reason == "length", f"{whole.finish_reason!r} after as many tokens as were asked for")
     firsts = [place for place, token in enumerate(whole.ids) if place and whole.ids.index(token) == place]
     if not firsts:
-        raise _NotOffered("the model repeats one token")
+        raise NotOffered("the model repeats one token")
     before = firsts[len(firsts) // 2]
     ended = await server.generate(stop=[whole.ids[before]], ignore_eos=False)
     _demand(ended.finish_reason == "stop", f"{ended.finish_reason!r} at a stop token")
     expected = whole.ids[: before + 1]
     _demand(ended.ids in (expected, expected[:-1]), f"{len(ended.ids)} ids where the stop token is the {before + 1}th")
-    return f"length after {_TOKENS} tokens, stop at a stop token"
+    return f"length after {TOKENS} tokens, stop at a stop token"
 
 
-async def _versioned(server: _Server) -> _Generated:
+async def _versioned(server: ProbedServer) -> ProbedGeneration:
     made = await server.generate()
     if not made.versions:
-        raise _NotOffered("answers name no versions of the weights")
+        raise NotOffered("answers name no versions of the weights")
     return made
 
 
-def _covers(made: _Generated) -> bool:
+def _covers(made: ProbedGeneration) -> bool:
     """Whether each token has one version."""
     starts, ends = ([span[place] for span in made.versions] for place in (1, 2))
     return [*starts, len(made.ids)] == [0, *ends]
 
 
-async def _versions(server: _Server) -> str:
+async def _versions(server: ProbedServer) -> str:
     made = await _versioned(server)
     _demand(_covers(made), f"its versions {made.versions} are not those of its {len(made.ids)} tokens")
     return f"{made.versions[0][0]} at the start and {made.versions[-1][0]} at the end, of each token"
 
 
-async def _current(server: _Server) -> int:
+async def _current(server: ProbedServer) -> int:
     version = (await _versioned(server)).versions[-1][0]
     if not version.isdecimal():
-        raise _NotOffered(f"versions are no numbers: {version}")
+        raise NotOffered(f"versions are no numbers: {version}")
     return int(version)
 
 
 def _constrained(field: str) -> "_Check":
-    async def check(server: _Server) -> str:
+    async def check(server: ProbedServer) -> str:
         current = await _current(server)
         try:
             made = await server.generate(weight_version={field: current})
-        except _Refused as refused:
-            raise _NotOffered(f"weight_version.{field} is not known: {refused}") from refused
+        except Refused as refused:
+            raise NotOffered(f"weight_version.{field} is not known: {refused}") from refused
         names = {name for name, _, _ in made.versions}
         _demand(names == {str(current)}, f"versions {sorted(names)} where {current} was demanded")
         try:
             older = await server.generate(weight_version={field: current + _FAR})
-        except _Refused as refused:
+        except Refused as refused:
             _demand(refused.status in _RETRYABLE, f"a refusal that is not retryable: {refused}")
             return f"version {current} answers; {refused.status} for one that is not there"
         raise _Violated(f"version {older.versions[-1][0] if older.versions else current} answered for a newer one")
@@ -321,14 +194,14 @@ def _constrained(field: str) -> "_Check":
     return check
 
 
-async def _failures(server: _Server) -> str:
+async def _failures(server: ProbedServer) -> str:
     seen, wrong = [], {"no token's id": [-1]}
     if server.longest is not None:
-        wrong["a prompt without room"] = [_PROMPT[0]] * (server.longest + 1)
+        wrong["a prompt without room"] = [PROMPT[0]] * (server.longest + 1)
     for what, prompt in wrong.items():
         try:
             made = await server.generate(prompt)
-        except _Refused as refused:
+        except Refused as refused:
             _demand(400 <= refused.status < 500, f"{what}: {refused}")
             seen.append(f"{refused.status} for {what}")
         else:
@@ -336,12 +209,12 @@ async def _failures(server: _Server) -> str:
     return ", ".join(seen)
 
 
-async def _idempotency(server: _Server) -> str:
+async def _idempotency(server: ProbedServer) -> str:
     tasks = (await server.get("/v1/tasks"))["tasks"]
     if not tasks:
-        raise _NotOffered("the server has no tasks to play")
+        raise NotOffered("the server has no tasks to play")
     body: dict[str, Any] = {"samples": [tasks[0]["example"]], "num_generations": 2}
-    body["sampling"] = {"temperature": 1.0, "max_new_tokens": _TOKENS}
+    body["sampling"] = {"temperature": 1.0, "max_new_tokens": TOKENS}
     key = uuid4().hex
     played = [(await server.post("/v1/rollout", body, **{"Idempotency-Key": key}))["samples"] for _ in range(2)]
     failed = [sample["error"] for sample in played[0] if sample["status"] == "error"]
@@ -359,14 +232,14 @@ def _ids_of(sample: Any) -> tuple[int, list[list[int]]]:
     return generated, [message["token_ids"] for message in log]
 
 
-async def _cancellation(server: _Server) -> str:
+async def _cancellation(server: ProbedServer) -> str:
     if (running := await server.running()) != 0:
-        raise _NotOffered(f"{running} generations of others run; try again when the server is idle")
+        raise NotOffered(f"{running} generations of others run; try again when the server is idle")
     began = time.monotonic()
     await _long(server)
     whole_s = time.monotonic() - began
     if whole_s < CLEARLY_LONG_S:
-        raise _NotOffered(f"the longest generation takes {whole_s:.1f} s, too little to see it freed")
+        raise NotOffered(f"the longest generation takes {whole_s:.1f} s, too little to see it freed")
     generation = asyncio.create_task(_long(server))
     is_seen = await _until(server.running, lambda running: running > 0, whole_s / 2)
     generation.cancel()
@@ -374,15 +247,15 @@ async def _cancellation(server: _Server) -> str:
     with suppress(asyncio.CancelledError):
         await generation
     if not is_seen:
-        raise _NotOffered("the server did not say that it runs")
+        raise NotOffered("the server did not say that it runs")
     freed = await _until(server.running, lambda running: running == 0, whole_s / 2)
     freed_s = time.monotonic() - began
     _demand(freed, f"it still ran {freed_s:.1f} s after its caller had gone; a whole one takes {whole_s:.1f} s")
     return f"free {freed_s:.1f} s after its caller had gone; a whole one takes {whole_s:.1f} s"
 
 
-async def _long(server: _Server) -> _Generated:
-    most = min(_LONG, (server.longest or _LONG_BY_DEFAULT) - len(_PROMPT))
+async def _long(server: ProbedServer) -> ProbedGeneration:
+    most = min(_LONG, (server.longest or _LONG_BY_DEFAULT) - len(PROMPT))
     return await server.generate(tokens=most, temperature=1.0)
 
 
@@ -396,15 +269,15 @@ async def _until(ask: Callable[[], Awaitable[Sent]], is_so: Callable[[Sent], boo
     return True
 
 
-async def _in_flight(server: _Server) -> str:
-    prompts = [(*_PROMPT, 20 + number % (_IN_FLIGHT // 2)) for number in range(_IN_FLIGHT)]
+async def _in_flight(server: ProbedServer) -> str:
+    prompts = [(*PROMPT, 20 + number % (_IN_FLIGHT // 2)) for number in range(_IN_FLIGHT)]
     lengths = [1 + number % 8 for number in range(_IN_FLIGHT)]
     try:
         made = await asyncio.gather(*map(server.generate, prompts, lengths))
-    except _Refused as refused:
+    except Refused as refused:
         if refused.status != HTTPStatus.TOO_MANY_REQUESTS:
             raise
-        raise _NotOffered(f"the server takes fewer than {_IN_FLIGHT} at once") from refused
+        raise NotOffered(f"the server takes fewer than {_IN_FLIGHT} at once") from refused
     for number, (generated, length) in enumerate(zip(made, lengths, strict=True)):
         saw = f"answer {number} has {len(generated.ids)} tokens where it asked for {length}"
         _demand(len(generated.ids) == length, saw)
@@ -415,23 +288,23 @@ async def _in_flight(server: _Server) -> str:
 
 
 def _mixed(checkpoint: str | None) -> "_Check":
-    async def check(server: _Server) -> str:
+    async def check(server: ProbedServer) -> str:
         if checkpoint is None:
-            raise _NotOffered("name a checkpoint that the server can read: --checkpoint")
+            raise NotOffered("name a checkpoint that the server can read: --checkpoint")
         before = await _current(server)
         generation = asyncio.create_task(_long(server))
         await asyncio.sleep(BEGUN_AFTER_S)
         try:
             await server.post("/update_weights", {"weight_dir": checkpoint})
             is_whole = generation.done()
-        except _Refused as refused:
+        except Refused as refused:
             if refused.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise
-            raise _NotOffered(f"the server does not take the checkpoint: {refused}") from refused
+            raise NotOffered(f"the server does not take the checkpoint: {refused}") from refused
         finally:
             made = await generation
         if is_whole:
-            raise _NotOffered("the longest generation ended before the weights had changed")
+            raise NotOffered("the longest generation ended before the weights had changed")
         after = await _current(server)
         _demand(after != before, f"the version is {after} before and after")
         _demand(_covers(made), f"its versions {made.versions} are not those of its {len(made.ids)} tokens")
@@ -443,7 +316,7 @@ def _mixed(checkpoint: str | None) -> "_Check":
     return check
 
 
-_Check = Callable[[_Server], Awaitable[str]]
+_Check = Callable[[ProbedServer], Awaitable[str]]
 
 
 def _checks(checkpoint: str | None) -> dict[str, tuple[_Check, str]]:
@@ -480,7 +353,7 @@ async def findings(
         ValueError: it has none of the APIs.
         httpx.HTTPError: it cannot be reached.
     """
-    server, found = _Server(http), list[CheckResult]()
+    server, found = ProbedServer(http), list[CheckResult]()
     await server.meet()
     for name, (check, source) in _checks(checkpoint).items():
         if only not in (None, name):
@@ -489,7 +362,7 @@ async def findings(
         on_begin(name)
         try:
             saw = await check(server)
-        except _NotOffered as missing:
+        except NotOffered as missing:
             result, saw = "not offered", str(missing)
         except (_Violated, httpx.HTTPError, KeyError, IndexError, TypeError, ValueError) as violated:
             result, saw = "fail", str(violated) if isinstance(violated, _Violated) else repr(violated)
