@@ -18,6 +18,8 @@ from deployments.generation.settings import EngineSettings
 from deployments.protocols.images import ImageStore
 from tests.paths import REPOSITORY
 
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+"""Drafts after each token that was there before, by vLLM's `speculative_config`."""
 RunningEngine = tuple[VLLMEngine, asyncio.Runner]
 """The engine, and the event loop that it was started in."""
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from benchmarks.gpu_check.__main__ import ON_THE_RIG
+from tests.live.engines import NGRAM
 from tests.paths import REPOSITORY
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
@@ -17,7 +18,6 @@ FILES = (
     "tests/live/test_score.py",
     "tests/live/test_token_columns.py",
 )
-NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 WITH_DRAFTS = {"ENGINE_ARGUMENTS": json.dumps({"speculative_config": NGRAM}), "PYTEST_ADDOPTS": "-k 'not min_p'"}
 # Scores are those of a service, which the variable does not reach.
 DRAFTING = [*(file for file in FILES if "score" not in file), "tests/live/test_images.py"]

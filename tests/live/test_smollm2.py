@@ -17,10 +17,10 @@ from examples.task_configs import config_for, tasks_of
 from models.smollm2.recipe import made
 from rollout_client import PolicyPusher, RolloutClient
 from rollout_client.contract.rollouts import RolloutResponse, Sampling
+from tests.live.engines import NGRAM
 from tests.live.forward_pass import logprob_differences
 from tests.live.played_with_weights import versions_of, wait_until_generating
 from tests.live.services import CONFIG, RUNNING
-from tests.live.test_gpu_runner import NGRAM
 from tests.paths import SMOLLM2
 
 SAMPLES = 16

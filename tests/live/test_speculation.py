@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from benchmarks.reference_model import logprobs_of_next, model_of
 from deployments.policy.commands import SwapOptions
 from deployments.protocols.generation import Generation, GenerationRequest, SamplingOptions
-from tests.live.engines import RunningEngine, float32_settings, running_engine
+from tests.live.engines import NGRAM, RunningEngine, float32_settings, running_engine
 from tests.live.forward_pass import perturbed, tiny_state
 from tests.paths import TINY_MODEL
 
@@ -57,11 +57,11 @@ def drafting_engine(method: str, folder: Path) -> Iterator[RunningEngine]:
     shutil.copytree(TINY_MODEL, folder, dirs_exist_ok=True)
     save_file(perturbed(1), folder / "model.safetensors")
     of_method: dict[str, dict[str, Any]] = {
-        "ngram": {"prompt_lookup_max": 3, "prompt_lookup_min": 1},
+        "ngram": NGRAM,
         "draft_model": {"model": str(folder)},
         "custom_class": {"model": f"{__name__}.NextTokens"},
     }
-    drafts = {"method": method, "num_speculative_tokens": 3, **of_method[method]}
+    drafts = {**of_method[method], "method": method, "num_speculative_tokens": 3}
     settings = float32_settings(TINY_MODEL, 256, speculative_config=drafts, enable_chunked_prefill=False)
     with running_engine(settings, max_num_seqs=128) as running:
         yield running
