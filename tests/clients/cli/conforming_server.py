@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, Response
 
 TOKENS = 64
 MAX_MODEL_LEN = 200
-STEP_S = 0.002
+STEP_S = 0.004
 
 
 def scores(context: list[int], temperature: float = 1.0) -> list[float]:
