@@ -274,13 +274,17 @@ def engine_fields() -> frozenset[str] | None:
     )
 
 
+def draft_methods(device: str) -> tuple[str, ...]:
+    """Methods of speculative decoding that are exact there, by vLLM's names."""
+    return (*_DRAFTS_ANYWHERE, *(_DRAFTS_ON_GPUS if device == "gpu" else ()))
+
+
 def _draft_problems(drafts: Any, device: str, async_scheduling: bool | None) -> Iterator[str]:
     """Settings of speculative decoding that would make it inexact, or would not start."""
     # vLLM takes names of settings with hyphens too.
     drafts = {str(name).replace("-", "_"): value for name, value in drafts.items()} if isinstance(drafts, dict) else {}
     method, tokens = drafts.get("method"), drafts.get("num_speculative_tokens")
-    methods = (*_DRAFTS_ANYWHERE, *(_DRAFTS_ON_GPUS if device == "gpu" else ()))
-    if method not in methods:
+    if method not in (methods := draft_methods(device)):
         where = "processors" if device == "cpu" else "GPUs"
         yield f"speculative_config.method: {method!r} is none of those for {where}: {', '.join(methods)}"
         return

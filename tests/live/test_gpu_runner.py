@@ -22,6 +22,7 @@ WITH_DRAFTS = {"ENGINE_ARGUMENTS": json.dumps({"speculative_config": NGRAM}), "P
 # Scores are those of a service, which the variable does not reach.
 DRAFTING = [*(file for file in FILES if "score" not in file), "tests/live/test_images.py"]
 CASES = [(ON_THE_RIG, file) for file in FILES] + [(WITH_DRAFTS, file) for file in DRAFTING]
+CASES += [({**ON_THE_RIG, **WITH_DRAFTS}, "tests/live/test_token_columns.py")]
 
 
 @pytest.mark.parametrize(("variables", "file"), CASES)

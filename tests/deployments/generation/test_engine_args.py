@@ -102,6 +102,15 @@ def test_no_engine_starts_that_would_draft_tokens_unasked(monkeypatch: pytest.Mo
         asyncio.run(VLLMEngine.start({"model": str(TINY_MODEL), "max_model_len": 256}))
 
 
+@pytest.mark.slow
+def test_no_engine_starts_whose_method_of_drafting_is_another_than_those_that_are_exact() -> None:
+    from deployments.generation.engine import VLLMEngine
+
+    drafts = {**DRAFTS, "method": "ngram_gpu"}
+    with pytest.raises(ValueError, match=r"vLLM makes 'ngram_gpu' of it, which is none of the methods"):
+        asyncio.run(VLLMEngine.start({"model": str(TINY_MODEL), "max_model_len": 256, "speculative_config": drafts}))
+
+
 def test_the_fields_of_both_classes_are_found_without_importing_vllm() -> None:
     imported = "vllm" in sys.modules
     fields = engine_fields()
