@@ -86,6 +86,7 @@ def build(settings: ServiceSettings) -> Application:
             images,
             settings.images,
             environment.user_simulator,
+            environment.certificate and str(REPOSITORY / Path(environment.certificate).expanduser()),
         )
         for task_name, environment in settings.environments.items()
     }

@@ -72,6 +72,9 @@ class EnvironmentSettings(StrictSettings):
     """A user who talks back, for an environment that has one; by default a scripted one, where it has that."""
     reward_models: list[str] = Field(default_factory=list)
     """Those of the service's `reward_models` that the environment may ask."""
+    certificate: str | None = None
+    """The file of its certificate by `rollout env certify`, whose hash `/tasks` and results show. It must have no
+    failed check and be of the environment as it is; otherwise the environment does not start."""
 
     @property
     def all_models(self) -> dict[str, ChatModelSettings]:

@@ -4,6 +4,7 @@ from rollout_env.check import CheckFailed as CheckFailed
 from rollout_env.check import Finding as Finding
 from rollout_env.check import check as check
 from rollout_env.environment import LostSession as LostSession
+from rollout_env.environment import Reference as Reference
 from rollout_env.environment import Session as Session
 from rollout_env.environment import TaskEnvironment as TaskEnvironment
 from rollout_env.models import ChatModel as ChatModel

@@ -2,24 +2,32 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
 
-from rollout_env.check import ORDINARY_REPLIES, CheckFailed, Finding, check
-from rollout_env.loading import EnvironmentNotLoadable, load_environment, load_environment_class
+from rollout_env.certificate import Certificate
+from rollout_env.certify import PanelSettings, certify
+from rollout_env.check import ORDINARY_REPLIES
+from rollout_env.loading import EnvironmentNotLoadable, certified_environment, load_environment
+from rollout_env.play import run
 from rollout_env.scaffold import NotWritten, write_environment
+
+HARBOR_TASKS = "deployments.harbor.tasks:HarborTasks"
+"""The environment of tasks in Harbor's format, which the package of the service has."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Exits with status 1 if the environment cannot be written, cannot be loaded, or breaks a rule."""
+    """Exits with status 1 if the environment cannot be written, cannot be loaded, or is not certified."""
     options = _parser().parse_args(arguments)
     try:
         text, is_wrong = options.command(options)
-    except (NotWritten, EnvironmentNotLoadable, CheckFailed) as error:
+    except (NotWritten, EnvironmentNotLoadable, NotCertified) as error:
         sys.exit(str(error))
     sys.stdout.write(f"{text}\n")
     if is_wrong:
@@ -34,16 +42,23 @@ def _parser() -> argparse.ArgumentParser:
     init.add_argument("--folder", type=Path, default=Path(), help="where to write it; by default here")
     init.add_argument("--json", action="store_true", help="print one JSON document")
     init.set_defaults(command=_init_command)
-    checked = of.add_parser("check", help="play an environment against scripted replies and find what is wrong")
-    checked.add_argument("--reply", action="append", help="of the model, one a turn; may be given several times")
-    checked.add_argument("--samples", type=int, default=3, help="how many example samples to play")
-    checked.add_argument("--seed", type=int, default=0, help="of the example samples")
-    checked.add_argument("--random", action="store_true", help="equal replies may give different outcomes")
-    checked.add_argument("--json", action="store_true", help="print the findings as one JSON document")
-    checked.set_defaults(command=_check_command)
+    certified = of.add_parser("certify", help="play an environment without a model, and find what cannot be trusted")
+    certified.add_argument("environment", help="package.module:Class, a folder of Harbor's, or with --url a task")
+    certified.add_argument("--url", help="of a running service, which certifies its task; ROLLOUT_API_KEY has the key")
+    certified.add_argument("--reply", action="append", help="one a turn, where the task knows no solution")
+    certified.add_argument("--samples", type=int, default=3, help="how many example samples to play")
+    certified.add_argument("--seed", type=int, default=0, help="of the example samples")
+    certified.add_argument("--random", action="store_true", help="equal replies may earn different rewards")
+    certified.add_argument("--best", type=float, help="the reward of a solution, in place of the task's own")
+    certified.add_argument("--floor", type=float, help="the most that a player without work may earn")
+    certified.add_argument("--step-timeout", type=float, default=60.0, help="seconds that a step may take")
+    certified.add_argument("--only", action="append", help="make this check alone; may be given several times")
+    certified.add_argument("--out", type=Path, help="write the certificate to this file")
+    certified.add_argument("--json", action="store_true", help="print the certificate as one JSON document")
+    certified.set_defaults(command=_certify_command)
     served = of.add_parser("serve", help="serve an environment over HTTP from a Python environment of its own")
-    for command in (checked, served):
-        command.add_argument("import_path", help="package.module:Class, found from this folder too")
+    served.add_argument("import_path", help="package.module:Class, found from this folder too")
+    for command in (certified, served):
         command.add_argument("--arguments", type=_json_object, default={}, help="of the constructor, as a JSON object")
     served.add_argument("--socket", help="path of a Unix socket, in place of host and port")
     served.add_argument("--host", default="127.0.0.1", help="only who is trusted may reach it: it asks for no token")
@@ -59,23 +74,47 @@ def _init_command(options: argparse.Namespace) -> tuple[str, bool]:
     return json.dumps(document, indent=1) if options.json else written.next_steps, False
 
 
-def _check_command(options: argparse.Namespace) -> tuple[str, bool]:
+def _certify_command(options: argparse.Namespace) -> tuple[str, bool]:
+    settings = PanelSettings(
+        samples=options.samples,
+        seed=options.seed,
+        floor=options.floor,
+        best=options.best,
+        repeatable=not options.random,
+        step_timeout_s=options.step_timeout,
+        replies=options.reply or ORDINARY_REPLIES,
+        only=options.only or (),
+    )
+    certificate = _certified_there(options, settings) if options.url else _certified_here(options, settings)
+    document = json.dumps(certificate.document(), indent=1)
+    if options.out is not None:
+        options.out.write_text(f"{document}\n", encoding="utf-8")
+    return document if options.json else "\n".join(certificate.table()), not certificate.passed
+
+
+def _certified_here(options: argparse.Namespace, settings: PanelSettings) -> Certificate:
     sys.path.insert(0, str(Path.cwd()))
-    load_environment_class(options.import_path)
-    make = partial(load_environment, options.import_path, options.arguments)
-    findings: list[Finding] = []
+    import_path, arguments = options.environment, options.arguments
+    if Path(import_path).is_dir():
+        import_path, arguments = HARBOR_TASKS, {"settings": {"tasks": str(Path(import_path).resolve()), **arguments}}
+    return run(certify(options.environment, certified_environment(import_path, arguments), arguments, settings))
+
+
+def _certified_there(options: argparse.Namespace, settings: PanelSettings) -> Certificate:
+    """The certificate of a running service. Raises `NotCertified`."""
+    headers = {"content-type": "application/json", "authorization": f"Bearer {os.environ.get('ROLLOUT_API_KEY', '')}"}
+    url = f"{options.url.rstrip('/')}/tasks/{quote(options.environment, safe='')}/certify"
     try:
-        check(
-            make, options.reply or ORDINARY_REPLIES, options.samples, seed=options.seed, repeatable=not options.random
-        )
-    except CheckFailed as failed:
-        if not options.json:
-            raise
-        findings = failed.findings
-    if not options.json:
-        return f"{options.import_path} keeps the rules: {options.samples} samples were played.", False
-    document = {"import_path": options.import_path, "samples": options.samples, "findings": [*map(asdict, findings)]}
-    return json.dumps(document, indent=1), bool(findings)
+        with urlopen(Request(url, settings.model_dump_json().encode(), headers)) as answer:
+            return Certificate.of(json.load(answer))
+    except HTTPError as error:
+        raise NotCertified(f"{url} answered {error.code}: {error.read().decode(errors='replace')}") from error
+    except OSError as error:
+        raise NotCertified(f"{url} does not answer: {error}.") from error
+
+
+class NotCertified(Exception):
+    """A service gave no certificate. The message is a sentence."""
 
 
 def _serve_command(options: argparse.Namespace) -> tuple[str, bool]:

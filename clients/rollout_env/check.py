@@ -111,7 +111,7 @@ def check(
         step_timeout_s: how long a step may take, in seconds.
     """
     instances = [environment] if isinstance(environment, TaskEnvironment) else [environment(), environment()]
-    checker = _Checker(instances, replies, max_block_s, step_timeout_s)
+    checker = Checker(instances, replies, max_block_s, step_timeout_s)
     if findings := run(checker.findings(samples, seed, repeatable)):
         raise CheckFailed(findings)
 
@@ -133,7 +133,7 @@ class _Played(NamedTuple):
     result: PlayResult
 
 
-class _Checker:
+class Checker:
     """One check of one environment. A problem is kept once, with the place where it was found first."""
 
     def __init__(
@@ -146,6 +146,7 @@ class _Checker:
         self._findings: dict[tuple[Rule, str], Finding] = {}
 
     async def findings(self, samples: int | Sequence[Sample], seed: int, repeatable: bool) -> list[Finding]:
+        """All findings. Closes the instances in the end."""
         self._add_all("attributes", attribute_problems(self._instances[0]))
         if not self._findings:
             played = [await self._play(name, sample) for name, sample in self._playable(samples, seed)]

@@ -1,7 +1,8 @@
 """Base classes of environments and of the sessions that they open."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -32,6 +33,22 @@ class Session(ABC):
 
     def close(self) -> Awaitable[None] | None:  # noqa: B027 - some sessions are only memory
         """Releases the session's resources. Called once; a step that has timed out may still run in its thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The worth of one sample by its task, for `rollout env certify`. The service itself reads none of it."""
+
+    replies: Sequence[str | ChatMessage] | None = None
+    """Replies that solve the sample, one a turn; None if the task does not know any."""
+    best: float = 1.0
+    """The total reward that these replies earn."""
+    floor: float = 0.0
+    """The most that a rollout earns that does no work."""
+    program: Callable[[str], str] | None = None
+    """Makes the reply that has a Python program carried out, from its source; None where replies run nothing."""
+    hidden: Mapping[str, bytes] = field(default_factory=dict)
+    """Contents of files, and values of variables, that no program of the model may read, by their names."""
 
 
 LostSession = Literal["restart", "reopen", "fail"]
@@ -187,6 +204,18 @@ class TaskEnvironment(ABC):
             TemporaryFailure, SampleRejected: as in `open_session`. A snapshot that is gone is a rejected sample.
         """
         raise NotImplementedError
+
+    def reference(self, sample: Mapping[str, Any]) -> Reference | Awaitable[Reference]:  # noqa: ARG002
+        """The solution of a sample, and what it is worth. Optional: without it `rollout env certify` knows no solution.
+
+        Args:
+            sample: one that `example_samples` made.
+        """
+        return Reference()
+
+    certified_as: ClassVar[str | None] = None
+    """Import path of the environment, with the same arguments, that `rollout env certify` plays in place of this one,
+    which an agent plays otherwise."""
 
     lost_session: LostSession = "restart"
     """Policy for lost sessions. This and the next two have no effect without `open_session`."""

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import traceback
 from collections.abc import Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -41,6 +42,13 @@ def load_environment(import_path: str, arguments: Mapping[str, Any]) -> TaskEnvi
     if problems := "; ".join(attribute_problems(environment)):
         raise EnvironmentNotLoadable(f"{import_path}: {problems}.")
     return environment
+
+
+def certified_environment(import_path: str, arguments: Mapping[str, Any]) -> partial[TaskEnvironment]:
+    """Makes the environment that is played for the certificate of this one. Raises `EnvironmentNotLoadable`."""
+    played = load_environment_class(import_path).certified_as or import_path
+    load_environment_class(played)
+    return partial(load_environment, played, arguments)
 
 
 def load_environment_class(import_path: str) -> type[TaskEnvironment]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rollout_env.records import ChatMessage, escaped_half_surrogates
+from rollout_env.records import ChatMessage, JsonObject, escaped_half_surrogates
 from rollout_env.tool_parameters import LONGEST_LITERAL, typed_arguments
 
 HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
@@ -312,3 +312,8 @@ def _python_call(call: ast.expr) -> ToolCall:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}..."
+
+
+def written_call(name: str, arguments: JsonObject) -> str:
+    """The call as text, in the format of Hermes."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"

@@ -8,16 +8,18 @@ judged by what it has left.
 """
 
 import asyncio
+import base64
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from deployments.agents.command_program import run_in_sandbox, sandbox_failures
 from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, RunNotes
-from deployments.agents.settings import AgentSettings
-from deployments.failures import AgentFailed, EnvironmentRejected, VerifierFailed
-from deployments.harbor.tasks import TIMES, HarborSettings, HarborTask, tasks_within
+from deployments.agents.settings import LONGEST_RUN_S, AgentSettings
+from deployments.failures import AgentFailed, EnvironmentRejected, RolloutFailure, VerifierFailed
+from deployments.harbor.tasks import TIMES, HarborInfo, HarborSettings, HarborTask, HarborTasks, tasks_within
 from deployments.harbor.verifier import NotJudged, judge, prepare
 from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import (
@@ -25,14 +27,25 @@ from deployments.sandbox.providers.interface import (
     RunningSandbox,
     SandboxFile,
     SandboxSpec,
+    files_below,
     open_provider,
+    tar_of,
 )
 from deployments.sandbox.providers.leftover import ProcessesLeft
+from rollout_client.contract.rollouts import SampleInput
+from rollout_env import ChatMessage, Reference, SampleRejected, StepOutcome, TemporaryFailure
 
 FOLDER = "/run/rollout"
 INSTRUCTION_FILE = f"{FOLDER}/instruction.md"
 MAIN_REWARD = "reward"
 """The reward of a verifier that gives several numbers; the others are metrics."""
+
+_SOLVE = "mkdir -p /solution && echo {} | base64 -d | tar -x -C / && bash /solution/solve.sh"
+_PYTHON = "python3 - <<'END_OF_PROGRAM'\n{}\nEND_OF_PROGRAM\n"
+_LEAST_HIDDEN = 6
+"""Bytes below which a content is too common to be recognized."""
+_SHOWN = 4000
+_written: ContextVar[list[str]] = ContextVar("written")
 
 
 class HarborProgram(AgentProgram):
@@ -54,6 +67,10 @@ class HarborProgram(AgentProgram):
             finally:
                 with _timed(said, "destroy"):
                     await sandbox.close()
+
+    def close(self) -> None:
+        """Ends all sandboxes."""
+        self._provider.close()
 
     def _task_of(self, call: AgentCall) -> HarborTask:
         info: Any = call.sample.get("extra_env_info") or {}
@@ -128,3 +145,58 @@ def _timed(said: RunNotes, step: str) -> Iterator[None]:
         yield
     finally:
         said.metrics[TIMES[step]] = time.monotonic() - begun_at
+
+
+async def _run_script(base_url: str, api_key: str, sample: SampleInput, sandbox: RunningSandbox) -> None:  # noqa: ARG001
+    """The agent: runs the script of the sample."""
+    script = str((sample.extra_env_info or {})["script"])
+    done = await sandbox.exec(["bash", "-s"], stdin=script.encode(errors="replace"))
+    _written.get().append(f"{done.stdout[-_SHOWN:]}\n{done.stderr[-_SHOWN:]}")
+
+
+class ScriptedHarbor(HarborTasks):
+    """One turn: the reply runs, and the verifier of the task scores the sandbox."""
+
+    description = "Tasks in Harbor's format whose agent is a shell script."
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        """Raises `HarborTaskRefused` or `ProviderUnusable`."""
+        super().__init__(settings)
+        harbor = HarborSettings.model_validate(settings)
+        agent = AgentSettings(import_path=f"{__name__}:{_run_script.__name__}", harbor=harbor, timeout_s=LONGEST_RUN_S)
+        self._program = HarborProgram(agent, harbor)
+
+    async def step(  # type: ignore[override]
+        self, message_log: list[ChatMessage], extra_env_info: HarborInfo
+    ) -> StepOutcome:
+        """Runs the script. Raises `SampleRejected` where nothing was judged, or `TemporaryFailure`."""
+        written: list[str] = []
+        _written.set(written)
+        prompt = [{"role": "user", "content": message_log[0]["content"]}]
+        info = {"task": extra_env_info.task, "script": message_log[-1]["content"]}
+        sample: dict[str, Any] = {"task_name": extra_env_info.task, "messages": prompt, "extra_env_info": info}
+        notes = RunNotes()
+        try:
+            reward = await self._program.run(AgentCall(base_url="http://127.0.0.1", api_key="", sample=sample), notes)
+        except RolloutFailure as error:
+            failure = TemporaryFailure if error.retryable else SampleRejected
+            raise failure(f"{error} {' '.join(written)}".strip()) from error
+        shown: ChatMessage = {"role": "user", "content": "\n".join(written)}
+        return StepOutcome(shown, reward, terminated=True, metrics=notes.metrics)
+
+    def reference(self, sample: Mapping[str, Any]) -> Reference:
+        """The task's `solution/`. Its sandbox must show neither that nor `tests/` nor the verifier's variables."""
+        task = self.tasks[sample["extra_env_info"]["task"]]
+        solution = files_below(task.folder / "solution", "/solution")
+        hidden = {path: file.content for path, file in {**solution, **files_below(task.tests, "/tests")}.items()}
+        hidden |= {f"the verifier's {name}": value.encode() for name, value in task.config.verifier.env.items()}
+        script = _SOLVE.format(base64.b64encode(tar_of(solution)).decode())
+        return Reference(
+            replies=[script] if "/solution/solve.sh" in solution else None,
+            program=_PYTHON.format,
+            hidden={name: content for name, content in hidden.items() if len(content.strip()) >= _LEAST_HIDDEN},
+        )
+
+    def close(self) -> None:
+        """Ends all sandboxes."""
+        self._program.close()

@@ -6,9 +6,10 @@ environment's own model before anything is generated for them.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -29,8 +30,10 @@ from deployments.upstream.ray_serve.direct_ingress import running_address
 from deployments.upstream.ray_serve.own_replica import install
 from deployments.workers.cleanup import claim_folder, claim_shared_memory
 from rollout_env import ChatModel, ModelUser, RewardModel, StepOutcome, TaskEnvironment
+from rollout_env.certificate import hash_in
+from rollout_env.certify import PanelSettings, certify
 from rollout_env.environment import forks_sessions, has_a_start, has_sessions
-from rollout_env.loading import load_environment
+from rollout_env.loading import certified_environment, load_environment
 from rollout_env.steps import abandoned_threads, call, is_plain
 
 _MOST_REFUSED_FIELDS = 20
@@ -50,6 +53,12 @@ def _refused_fields(model: type[BaseModel], extra_env_infos: Sequence[dict[str, 
             # A fault of the environment, not of the sample. The step meets it again, and its failure says so.
             logger.warning("The fields of a sample could not be checked.", exc_info=error)
     return refused[:_MOST_REFUSED_FIELDS]
+
+
+def _with_models(make: Callable[[], TaskEnvironment], *models: Any) -> TaskEnvironment:
+    environment = make()
+    environment.use_models(*models)
+    return environment
 
 
 _MOST_ABANDONED_THREADS = 256
@@ -75,14 +84,17 @@ class EnvironmentHost:
         images: Any = None,
         images_settings: ImagesSettings | None = None,
         user_simulator: UserSimulatorSettings | None = None,
+        certificate: str | None = None,
     ) -> None:
         """Makes the environment and its user.
 
         Args:
             reward_models: the handles of their deployments, by name.
             images: the handle of the image store; None where the service takes no images.
+            certificate: a file with the certificate that the environment must have.
 
         Raises:
+            CertificateRefused: the file has no certificate of this environment.
             EnvironmentNotLoadable: the environment cannot be made.
             KeyMissing: an environment variable with the key of a model is not set.
         """
@@ -91,6 +103,8 @@ class EnvironmentHost:
         claim_folder()
         self._task_name = task_name
         self._environment = load_environment(import_path, arguments)
+        self._made_by = import_path, arguments
+        self._certificate = certificate and hash_in(Path(certificate), self._environment, arguments)
         chats, rewards = dict[str, ChatModel](), dict[str, RewardModel]()
         if chat_models or reward_models:
             # Imported here: httpx takes a tenth of a second of each start, where rich is installed.
@@ -99,6 +113,7 @@ class EnvironmentHost:
             chats |= {name: HttpChatModel(settings, name, running_address) for name, settings in chat_models.items()}
             rewards |= {name: RemoteRewardModel(name, handle) for name, handle in reward_models.items()}
         self._environment.use_models(chats, rewards)
+        self._models = chats, rewards
         if user_simulator is not None:
             played = user_simulator.model_dump(exclude={"model"})
             self._environment.use_user(ModelUser(chats[user_simulator.model], **played))
@@ -176,7 +191,15 @@ class EnvironmentHost:
             has_sessions=has_sessions(type(self._environment)),
             forks_sessions=forks_sessions(self._environment),
             sample_count=self._environment.sample_count,
+            certificate=self._certificate,
         )
+
+    async def certify(self, settings: PanelSettings) -> dict[str, Any]:
+        """The certificate of the task, as a document. The panel plays instances of its own, beside the rollouts."""
+        make: Callable[[], TaskEnvironment] = certified_environment(*self._made_by)
+        if any(self._models):
+            make = partial(_with_models, make, *self._models)
+        return (await certify(self._task_name, make, self._made_by[1], settings)).document()
 
     async def refused_fields(self, extra_env_infos: list[dict[str, Any]]) -> list[RefusedField]:
         """The first fields that the environment does not accept."""

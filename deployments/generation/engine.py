@@ -33,7 +33,7 @@ from deployments.generation.engine_outputs import (
 )
 from deployments.generation.engine_requests import generation_of, sampling_params, scored_prompt_of, scoring_params
 from deployments.generation.health import EngineWatch, ReplicaUnusable, kill_child_processes
-from deployments.generation.settings import draft_methods
+from deployments.generation.settings import DRAFT_METHODS
 from deployments.generation.weight_updater import INITIAL_VERSION, WeightUpdater
 from deployments.generation.weights_canary import WeightsCanary, canary_params, canary_prompts
 from deployments.protocols.generation import (
@@ -326,11 +326,11 @@ def _look_at_drafts(config: VllmConfig, is_asked: bool) -> None:
             f"{config.model_config.model} names a model that drafts ({drafts.method}), which nobody asked for. Serve "
             "its target, or set engine.speculative_config."
         )
-    device = "cpu" if config.device_config.device_type == "cpu" else "gpu"
-    if drafts.method not in draft_methods(device):
+    methods = DRAFT_METHODS["cpu" if config.device_config.device_type == "cpu" else "gpu"]
+    if drafts.method not in methods:
         raise ValueError(
-            f"engine.speculative_config: vLLM makes {drafts.method!r} of it, which is none of the methods that are known "
-            f"to be exact there: {', '.join(draft_methods(device))}."
+            f"engine.speculative_config: vLLM makes {drafts.method!r} of it, which is none of the methods that are "
+            f"exact there: {', '.join(methods)}."
         )
     costs = [] if config.scheduler_config.async_scheduling else ["the scheduler waits for each step"]
     if not config.use_v2_model_runner:

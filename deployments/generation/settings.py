@@ -52,6 +52,8 @@ INEXACT_ENGINE_ARGS = frozenset(_INEXACT.split())
 `docs/deploy.md` has the reason for each, and lists those that change what is sampled and are taken."""
 _DRAFTS_ANYWHERE = ("ngram", "draft_model", "custom_class")
 _DRAFTS_ON_GPUS = ("ngram_gpu", "suffix", "eagle", "eagle3", "mtp", "dflash", "dspark", "medusa")
+DRAFT_METHODS = {"cpu": _DRAFTS_ANYWHERE, "gpu": (*_DRAFTS_ANYWHERE, *_DRAFTS_ON_GPUS)}
+"""Methods of speculative decoding that are exact on a device, by vLLM's names."""
 _MOST_DRAFTS = 128
 """vLLM verifies no more in one step, and dies of them."""
 _DRAFTS_IN_STEP = ("ngram", "suffix", "custom_class")
@@ -274,17 +276,12 @@ def engine_fields() -> frozenset[str] | None:
     )
 
 
-def draft_methods(device: str) -> tuple[str, ...]:
-    """Methods of speculative decoding that are exact there, by vLLM's names."""
-    return (*_DRAFTS_ANYWHERE, *(_DRAFTS_ON_GPUS if device == "gpu" else ()))
-
-
 def _draft_problems(drafts: Any, device: str, async_scheduling: bool | None) -> Iterator[str]:
     """Settings of speculative decoding that would make it inexact, or would not start."""
     # vLLM takes names of settings with hyphens too.
     drafts = {str(name).replace("-", "_"): value for name, value in drafts.items()} if isinstance(drafts, dict) else {}
     method, tokens = drafts.get("method"), drafts.get("num_speculative_tokens")
-    if method not in (methods := draft_methods(device)):
+    if method not in (methods := DRAFT_METHODS[device]):
         where = "processors" if device == "cpu" else "GPUs"
         yield f"speculative_config.method: {method!r} is none of those for {where}: {', '.join(methods)}"
         return

@@ -264,11 +264,13 @@ class HarborTasks(TaskEnvironment):
 
     description = "Tasks in Harbor's format: an agent works in a sandbox, and the verifier of the task scores it."
     ExtraEnvInfo = HarborInfo
+    certified_as = "deployments.agents.harbor_program:ScriptedHarbor"
 
     def __init__(self, settings: dict[str, Any]) -> None:
         """Raises `HarborTaskRefused`."""
-        self._tasks = list(_load_tasks(HarborSettings.model_validate(settings)).values())
-        self.sample_count = len(self._tasks)
+        self.is_made_of = HarborSettings.model_validate(settings).tasks
+        self.tasks = _load_tasks(HarborSettings.model_validate(settings))
+        self.sample_count = len(self.tasks)
 
     def step(self, message_log: list[ChatMessage], extra_env_info: HarborInfo) -> StepOutcome:  # noqa: ARG002
         """Is never called. Raises `SampleRejected`."""
@@ -276,7 +278,8 @@ class HarborTasks(TaskEnvironment):
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """The tasks in order, beginning with number `seed`, and again from the first one after the last."""
-        tasks = [self._tasks[number % len(self._tasks)] for number in range(seed, seed + count)]
+        known = list(self.tasks.values())
+        tasks = [known[number % len(known)] for number in range(seed, seed + count)]
         return [
             {
                 "id": task.name,

@@ -55,6 +55,8 @@ class TaskDescription:
     """Whether it opens a session that stands at a later turn than the first."""
     sample_count: int | None = None
     """How many different samples it has; None where it makes them without end."""
+    certificate: str | None = None
+    """The hash of its certificate; None without one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from deployments.protocols.images import ImageSpan, ImageTokens
 from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 from rollout_client.contract.messages import PackedNumbers
 from rollout_env import StepOutcome
+from rollout_env.certify import PanelSettings
 
 
 def packed_ids(token_ids: Iterable[int]) -> "array[int]":
@@ -339,6 +340,10 @@ class Environment(Protocol):
 
     async def describe(self) -> TaskDescription:
         """Raises `EnvironmentLost` if no replica answers."""
+
+    async def certify(self, settings: PanelSettings) -> dict[str, Any]:  # noqa: ARG002
+        """The task's certificate as a document, empty where there is none to have. Raises `EnvironmentLost`."""
+        return {}
 
     def replicas(self) -> Sequence[str]:
         """Ids of the replicas that take calls, as far as they are known."""

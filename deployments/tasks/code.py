@@ -6,7 +6,7 @@
 import json
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from deployments.sandbox import Limits, LocalSandbox, Outcome, Program, Sandbox, SandboxLost, WallName
 from deployments.tasks.replies import last_code_block, text_outcome
 from deployments.tasks.support import assigned_cores, json_equal
-from rollout_env import ChatMessage, StepOutcome, TaskEnvironment, TemporaryFailure, reply_text
+from rollout_env import ChatMessage, Reference, StepOutcome, TaskEnvironment, TemporaryFailure, reply_text
 
 _Source = Annotated[str, Field(max_length=65536)]
 
@@ -64,6 +64,7 @@ class CodeInfo(BaseModel):
 
 
 _RUN_TESTS = (Path(__file__).parent / "programs" / "run_tests.py").read_text(encoding="utf-8")
+_BLOCK = "```python\n{}\n```"
 _SHOWN = 300
 """Characters of a test's result that are shown."""
 _ENDED_BY = {
@@ -268,6 +269,11 @@ class CodeEnvironment(TaskEnvironment):
         """Ends the sandbox."""
         self.sandbox.close()
 
+    def reference(self, sample: Mapping[str, Any]) -> Reference:
+        """The program under `solution` of the fields, where they have one."""
+        solution = sample["extra_env_info"].get("solution")
+        return Reference(None if solution is None else [_BLOCK.format(solution)], program=_BLOCK.format)
+
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Functions of one number to write, all different."""
         draw = random.Random(seed)
@@ -279,4 +285,5 @@ def _function_sample(factor: int, summand: int) -> dict[str, Any]:
     """A linear function to write, with three tests."""
     prompt = f"Write a Python function f(x) that returns {factor} * x + {summand}. Reply with one code block."
     tests = [{"call": f"f({x})", "expected": factor * x + summand} for x in (0, 1, -7)]
-    return {"messages": [{"role": "user", "content": prompt}], "extra_env_info": {"tests": tests}}
+    solution = f"def f(x):\n    return {factor} * x + {summand}"
+    return {"messages": [{"role": "user", "content": prompt}], "extra_env_info": {"tests": tests, "solution": solution}}

@@ -6,6 +6,7 @@ regular expression busy. What the library would download at first use comes from
 
 import logging
 import random
+from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from deployments.tasks.replies import text_outcome
 from deployments.tasks.support import PooledEnvironment
-from rollout_env import ChatMessage, StepOutcome
+from rollout_env import ChatMessage, Reference, StepOutcome
 from rollout_env.worker_pool import ProcessorTimeExceeded
 
 _STEPS_PER_WORKER = 2
@@ -104,6 +105,14 @@ class InstructionFollowingEnvironment(PooledEnvironment):
         share = sum(followed) / len(followed)
         content = f"Not followed: {', '.join(broken)}." if broken else "All instructions were followed."
         return text_outcome(content, share if self._score == "share" else float(share == 1.0), terminated=True)
+
+    def reference(self, sample: Mapping[str, Any]) -> Reference:
+        """A quoted text, which follows all instructions of the examples.
+
+        The task judges the form alone, so that a reply without work can be worth as much.
+        """
+        words = [word for each in sample["extra_env_info"]["kwargs"] for word in each.get("keywords", ())]
+        return Reference([f'"this is a text about the {" ".join(words) or "sea"}"'], floor=1.0)
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Short texts to write with one or two instructions."""

@@ -14,6 +14,7 @@ comparison that is late for any other reason says nothing about the answer: the 
 import logging
 import random
 import resource
+from collections.abc import Mapping
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, Stric
 from deployments.tasks.math_latex import as_text, is_prose, normalized
 from deployments.tasks.replies import Answer, AnswerForm, answer_in, last_box, letter_of, text_outcome
 from deployments.tasks.support import PooledEnvironment
-from rollout_env import ChatMessage, SampleRejected, StepOutcome
+from rollout_env import ChatMessage, Reference, SampleRejected, StepOutcome
 from rollout_env.worker_pool import ProcessorTimeExceeded
 
 _COMPARISON_MEMORY_BYTES = 2**30
@@ -260,6 +261,13 @@ class MathEnvironment(PooledEnvironment):
             raise SampleRejected(f"extra_env_info.ground_truth is not a mathematical expression: {ground_truth!r}")
         text = found.extracted if answer.text is None else answer.text
         return _verdict_of(found.correct, expected, text)
+
+    def reference(self, sample: Mapping[str, Any]) -> Reference:
+        """The ground truth in the form of an answer."""
+        info, format_reward = sample["extra_env_info"], self.format_reward or 0.0
+        is_boxed = (info.get("answer_form") or self.answer_form) in ("any", "boxed")
+        reply = f"\\boxed{{{info['ground_truth']}}}" if is_boxed else f"Answer: {info['ground_truth']}"
+        return Reference([reply], best=1.0 + format_reward, floor=self.wrong_reward + format_reward)
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Additions of two numbers from 0 to 99, all different if `count` is at most 10,000."""

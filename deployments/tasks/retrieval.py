@@ -7,7 +7,7 @@ towns that do not exist: what a model knows of the world does not help.
 import random
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -19,12 +19,14 @@ from rollout_env import (
     ChatMessage,
     JsonObject,
     MalformedCall,
+    Reference,
     StepOutcome,
     TaskEnvironment,
     ToolCall,
     reply_text,
     tool_calls_of,
 )
+from rollout_env.tool_calls import written_call
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 NOTHING_FOUND = "No document found."
@@ -251,6 +253,11 @@ class RetrievalEnvironment(TaskEnvironment):
             answer=answer or None,
             metrics=metrics,
         )
+
+    def reference(self, sample: Mapping[str, Any]) -> Reference:
+        """A search for the question, and then the first of the answers."""
+        search = written_call("search", {"query": sample["messages"][-1]["content"]})
+        return Reference([search, sample["extra_env_info"]["answers"][0]])
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Questions about the invented corpus; of another one, which document has some words of it.

@@ -5,6 +5,7 @@ edges are not smoothed.
 """
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
@@ -13,7 +14,7 @@ from PIL import Image, ImageDraw
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.tasks.replies import boxed_or_whole, text_outcome
-from rollout_env import ChatMessage, StartOutcome, StepOutcome, TaskEnvironment, reply_text
+from rollout_env import ChatMessage, Reference, StartOutcome, StepOutcome, TaskEnvironment, reply_text
 
 Color = Literal["red", "green", "blue", "orange"]
 Form = Literal["circle", "square", "triangle"]
@@ -144,6 +145,10 @@ class ShapesEnvironment(TaskEnvironment):
         right = int(answer) == expected
         text = "Environment: correct" if right else f"Environment: incorrect. Expected {expected}."
         return text_outcome(text, float(right), terminated=True, answer=answer)
+
+    def reference(self, sample: Mapping[str, Any]) -> Reference:
+        """The digit."""
+        return Reference([str(ShapesInfo(**sample["extra_env_info"]).scene.count)])
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Samples of the default difficulty, each with a seed of its own."""

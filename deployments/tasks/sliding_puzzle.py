@@ -1,12 +1,14 @@
 """Sliding puzzles: numbered tiles in a square with one empty place. Each turn is one move."""
 
 import random
+from collections import deque
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from deployments.tasks.replies import last_tagged, text_outcome
-from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
+from rollout_env import ChatMessage, Reference, SampleRejected, StepOutcome, TaskEnvironment
 
 Board = list[list[int]]
 """Rows of tile numbers, 0 the empty place; a permutation of 0..n²-1."""
@@ -131,6 +133,11 @@ class SlidingPuzzleEnvironment(TaskEnvironment):
         legal = extra_env_info.model_copy(update={"moves": extra_env_info.moves + 1})
         return _outcome(legal, after, _board_text(after), answer=action)
 
+    def reference(self, sample: Mapping[str, Any]) -> Reference:
+        """The shortest way to the solved board, where the board is one of 2x2 or 3x3."""
+        board = sample["extra_env_info"]["board"]
+        return Reference([f"<action>{move}</action>" for move in _shortest_way(board)] if len(board) <= 3 else None)
+
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """2x2 games, 1 to 6 moves from solved, each with a shuffle seed of its own."""
         draw = random.Random(seed)
@@ -141,6 +148,20 @@ def _game_sample(size: int, seed: int, shuffle_moves: int) -> dict[str, Any]:
     """A new game as a sample of a rollout request, made by random moves from the solved board."""
     board = _shuffled_board(size, seed, shuffle_moves)
     return {"messages": [{"role": "user", "content": _puzzle_prompt(board)}], "extra_env_info": {"board": board}}
+
+
+def _shortest_way(board: Board) -> list[Direction]:
+    """The moves to the solved board, by breadth-first search."""
+    goal, waiting, seen = solved_board(len(board)), deque([(board, list[Direction]())]), {str(board)}
+    while True:
+        there, way = waiting.popleft()
+        if there == goal:
+            return way
+        for direction in DIRECTIONS:
+            after = _slide(there, direction)
+            if after is not None and str(after) not in seen:
+                seen.add(str(after))
+                waiting.append((after, [*way, direction]))
 
 
 def _moves_left(state: SlidingPuzzleState) -> int:

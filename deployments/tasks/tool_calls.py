@@ -20,11 +20,13 @@ from rollout_env import (
     ChatMessage,
     JsonObject,
     MalformedCall,
+    Reference,
     StepOutcome,
     TaskEnvironment,
     reply_text,
     tool_calls_of,
 )
+from rollout_env.tool_calls import written_call
 
 _LONGEST_EXPRESSION = 200
 """Bounds the digits of the value too."""
@@ -273,6 +275,13 @@ class ToolCallsEnvironment(TaskEnvironment):
         if isinstance(call, MalformedCall) or call.name in self._tool_set.tools:
             return tools.answer(call)
         return tool_message(_NO_RESULT if expected is None else info.expected_calls[expected].result, call)
+
+    def reference(self, sample: Mapping[str, Any]) -> Reference:
+        """The calls that are expected, in one reply, and then the ground truth."""
+        info = _ToolCallsInfo(**sample["extra_env_info"])
+        calls = [written_call(call.name, call.arguments) for call in info.expected_calls]
+        truth = [] if info.ground_truth is None else [str(info.ground_truth)]
+        return Reference([*(["\n".join(calls)] if calls else []), *truth])
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Calculations for the calculator, with numbers of up to three digits, all different."""

@@ -31,6 +31,7 @@ from deployments.upstream.ray_serve.own_replica import own_name
 from deployments.upstream.ray_serve.serve_internals import cancel_call
 from rollout_client.contract.selection import SampleRange
 from rollout_env import StepOutcome
+from rollout_env.certify import PanelSettings
 from service.remote.replica_stream import MOST_ITERATIONS_PER_CALL, ReplicaWatch, control_calls, streamed_calls
 from service.remote.step_spreading import StepSpreading
 
@@ -116,6 +117,10 @@ class RemoteEnvironment(Environment):
     async def describe(self) -> TaskDescription:
         description: TaskDescription = await self._client.describe()
         return description
+
+    async def certify(self, settings: PanelSettings) -> dict[str, Any]:
+        document: dict[str, Any] = await self._client.certify(settings)
+        return document
 
     def replicas(self) -> Sequence[str]:
         return live_replicas_of(self._handle)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from deployments.failures import RolloutFailure
 from deployments.protocols.chat import ResponseParser, images_of
+from deployments.protocols.environments import TaskDescription
 from deployments.protocols.generation import Environment, Generator
 from deployments.protocols.images import ImageTokens
 from rollout_client.contract.rollouts import RolloutRequest, SampleResult
@@ -155,6 +156,8 @@ class RolloutService:
         echoed_bytes = body_bytes // max(1, len(request.samples))
         refuse_large_echo(request, body_bytes - await bytes_of_files(request), self.limits)
         tasks = await task_descriptions(request, request_id, self.environments)
+        described = {name: task for name, task in tasks.items() if isinstance(task, TaskDescription)}
+        certificates = {name: task.certificate for name, task in described.items() if task.certificate}
         is_small = body_bytes <= MOST_BYTES_PREPARED_INLINE
         is_small &= request.num_generations <= MOST_GENERATIONS_PREPARED_INLINE
         await _done_in_thread_unless(is_small, partial(self.episode_factory.refuse_invalid, request, tasks))
@@ -185,6 +188,7 @@ class RolloutService:
             partial(self.policy.current, request.policy.name),
             self._note_end,
             echoed_bytes,
+            certificates,
         )
 
     async def _drawn(

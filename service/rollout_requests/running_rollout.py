@@ -1,7 +1,7 @@
 """One request while it is played: its rollouts as they end, encoded for its caller, and the summary of them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Container, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
@@ -46,6 +46,7 @@ class RunningRollout:
         current_version: Callable[[], int | None],
         note_end: Callable[[Episode, SampleResult, float], None],
         echoed_bytes: int = 0,
+        certificates: Mapping[str, str] | None = None,
     ) -> None:
         """Plays nothing yet.
 
@@ -55,6 +56,7 @@ class RunningRollout:
             selected: set for a request with `keep.where`.
             note_end: called once for each rollout, when it is delivered, with how many seconds ago it ended.
             echoed_bytes: about the size of what each rollout repeats of its sample.
+            certificates: the hashes of those of the tasks.
         """
         self.request_id = request_id
         self._request = request
@@ -66,6 +68,7 @@ class RunningRollout:
         self._current_version = current_version
         self._report_end = note_end
         self.echoed_bytes = echoed_bytes
+        self._certificates = certificates
         self._counted = 0
         """Rollouts in the summary so far: those of groups that were dropped are in it."""
         self._metrics = RequestMetricsAccumulator(request.policy.name)
@@ -130,7 +133,7 @@ class RunningRollout:
                 moved = moved_past(drawn, groups.selection.decided)
         if drawn:
             fields["next_samples_from"] = _next_ranges(moved)
-        return fields
+        return fields | ({"certificates": self._certificates} if self._certificates else {})
 
     def place_of(self, group: int) -> int:
         """The place of a group of the answer among the samples that were drawn."""

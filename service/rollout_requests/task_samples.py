@@ -5,10 +5,12 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 from pydantic_core import to_json
 
 from deployments.data.rows import DataReader, DataRefused, within_bytes
+from deployments.protocols.environments import TaskDescription
 from deployments.protocols.generation import Environment, derived_seed
 from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.info import TaskInfo
@@ -49,7 +51,7 @@ class TaskSampler:
                 fields=description.fields,
                 tools=description.tools,
                 example=SampleInput.model_validate(description.example),
-                **({"splits": sizes[task_name]} if task_name in sizes else {}),
+                **_further(description, sizes.get(task_name)),
             )
             for task_name, description in zip(self.environments, descriptions, strict=True)
         ]
@@ -225,3 +227,9 @@ def _document(samples: bytearray, further_fields: Mapping[str, int]) -> bytearra
         samples += f',"{name}":{value}'.encode()
     samples += b"}"
     return samples
+
+
+def _further(description: TaskDescription, sizes: dict[str, int] | None) -> dict[str, Any]:
+    """The fields of `TaskInfo` that only some tasks have."""
+    given = {"splits": sizes, "certificate": description.certificate}
+    return {name: value for name, value in given.items() if value is not None}

@@ -3,7 +3,7 @@
 Counterpart of `/info` and `/tasks` in the client: `rollout_client/calls/async_client/info.py`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Path, Query
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rollout_client.contract.info import Ready, ServiceInfo, TaskList, TaskSamples, Vocabulary
 from rollout_client.contract.selection import SampleRange
+from rollout_env.certify import PanelSettings
 from service.http.openapi import OPEN, needs, refusal
 from service.http.streaming import response_in_parts
 from service.metrics.ingress_metrics import ExportersLost, all_metrics
@@ -73,6 +74,23 @@ async def _task_samples(
     if len(page) <= PART_BYTES:
         return Response(bytes(page), media_type=JSON)
     return await response_in_parts(pieces(page), JSON)
+
+
+@tasks_router.post(
+    "/{task_name}/certify",
+    **needs("rollout"),
+    summary="Certify a task",
+    responses={404: refusal(["The task is not known"])},
+)
+async def _certify_task(
+    rollouts: Rollouts,
+    task_name: Annotated[str, Path(description="One of the tasks that `GET /tasks` lists.")],
+    settings: PanelSettings,
+) -> dict[str, Any]:
+    """Plays the task without a model, as `rollout env certify` does, in minutes; answers with its certificate."""
+    if task_name not in rollouts.environments:
+        raise RequestProblem(TASK_UNKNOWN, [unknown_task("task_name", task_name, rollouts.environments)])
+    return await rollouts.environments[task_name].certify(settings)
 
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"

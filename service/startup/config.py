@@ -77,8 +77,8 @@ def set_access(config: ServeDeploySchema, given: Mapping[str, str]) -> None:
 def _resolve_paths(config: ServeDeploySchema, folder: Path) -> None:
     """Makes a model's path absolute that is relative to the config or to the working directory.
 
-    Those of data, keys and Harbor's tasks are relative to the config alone. The app builder does the same for paths
-    that are relative to the repository.
+    Those of data, keys, certificates and Harbor's tasks are relative to the config alone. The app builder does the same
+    for paths that are relative to the repository.
     """
     for application in config.applications:
         engine: Any = application.args.get("engine")
@@ -90,6 +90,7 @@ def _resolve_paths(config: ServeDeploySchema, folder: Path) -> None:
         _resolve(application.args.get("access"), folder, "keys_file")
         for environment in (application.args.get("environments") or {}).values():
             if isinstance(environment, dict):
+                _resolve(environment, folder, "certificate")
                 _resolve(environment.get("data"), folder, "files")
                 agent = environment.get("agent")
                 _resolve(agent.get("harbor") if isinstance(agent, dict) else None, folder, "tasks")

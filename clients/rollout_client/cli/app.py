@@ -52,7 +52,7 @@ for command in (tasks, info, status, play, run, view, export, replay, bench, pus
 app.command("eval")(evaluate)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    help="Write a new environment (env init NAME), or check one (env check MODULE:CLASS), without the service.",
+    help="Write a new environment (env init NAME), or certify one (env certify MODULE:CLASS), without the service.",
 )(env)
 app.add_typer(policy_app, name="policy")
 

@@ -31,6 +31,8 @@ class TaskInfo(Lenient):
     """A sample that can be posted as it is."""
     splits: dict[str, int] = {}  # noqa: RUF012 - pydantic copies it
     """Rows of each split of the task's data; empty for a task without data, whose environment makes its samples."""
+    certificate: str | None = None
+    """The hash of the certificate that its config names (`rollout env certify`)."""
 
 
 class TaskList(Lenient):

@@ -354,6 +354,8 @@ class RolloutSummary(Lenient):
     groups: GroupCounts | None = None
     """With `keep.where`: how many groups were drawn and kept, and why others were dropped. `metrics` are over all of
     `drawn`."""
+    certificates: dict[str, str] = {}  # noqa: RUF012 - pydantic copies it
+    """The hash of the certificate of each task whose config names one (`rollout env certify`)."""
 
 
 class RolloutResponse(RolloutSummary):

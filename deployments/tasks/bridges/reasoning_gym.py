@@ -19,9 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.tasks.replies import last_tagged, text_outcome
 from deployments.tasks.support import PooledEnvironment, imported, seeds_from
-from rollout_env import ChatMessage, SampleRejected, StartOutcome, StepOutcome, reply_text
+from rollout_env import ChatMessage, Reference, SampleRejected, StartOutcome, StepOutcome, reply_text
 from rollout_env.worker_pool import ProcessorTimeExceeded
 
+_FLOOR = 0.05
 _STEPS_PER_WORKER = 64
 _WORKER_BYTES = 8 * 2**30
 """Bound of a worker's address space: a power tower in an answer must not exhaust the machine's memory."""
@@ -137,6 +138,12 @@ class ReasoningGymEnvironment(PooledEnvironment):
         level = self.level if info.level is None else info.level
         return info.task, info.seed, level, json.dumps(self.configs.get(info.task, {}), sort_keys=True)
 
+    async def reference(self, sample: Mapping[str, Any]) -> Reference:
+        """The answer of the library, which scores another one by up to 0.05 for its form."""
+        puzzle = self.puzzle_of(_ReasoningGymInfo(**sample["extra_env_info"]))
+        answer = await self.pool.run(self.processor_time_limit_s, _answer_of, *puzzle)
+        return Reference(None if answer is None else [f"<answer>{answer}</answer>"], floor=_FLOOR)
+
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Puzzles of all tasks in turn, with seeds of their own."""
         return [
@@ -206,6 +213,11 @@ def _entry_of(task: str, seed: int, level: int | None, config: str) -> Any:
 def _question_of(task: str, seed: int, level: int | None, config: str) -> str:
     question: str = _entry_of(task, seed, level, config)["question"]
     return question
+
+
+def _answer_of(task: str, seed: int, level: int | None, config: str) -> str | None:
+    answer = _entry_of(task, seed, level, config)["answer"]
+    return None if answer is None else str(answer)
 
 
 def _score_of(task: str, seed: int, level: int | None, config: str, answer: str) -> float:

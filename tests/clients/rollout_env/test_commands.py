@@ -1,4 +1,4 @@
-"""`python -m rollout_env`: a new environment is written with a test that passes, and `check` finds what is wrong."""
+"""`python -m rollout_env`: a new environment is written with a test that passes, and `certify` finds what is wrong."""
 
 import json
 import subprocess
@@ -61,37 +61,53 @@ def test_what_is_no_name_of_a_module_is_refused(name: str, tmp_path: Path) -> No
     )
 
 
-def test_an_environment_that_keeps_the_rules_is_said_to(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+def test_a_new_environment_is_certified_with_one_row_for_each_check(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_environment("kept_game", folder)
-    arguments = ["check", "kept_game:KeptGameEnvironment", "--samples", "2", "--arguments", '{"most_guesses": 2}']
-    assert said_by(capsys, *arguments) == "kept_game:KeptGameEnvironment keeps the rules: 2 samples were played.\n"
+    arguments = ["certify", "kept_game:KeptGameEnvironment", "--samples", "2", "--arguments", '{"most_guesses": 2}']
+    *rows, verdict = said_by(capsys, *arguments, "--out", "certificate.json").splitlines()
+    document = json.loads((folder / "certificate.json").read_text())
+    assert verdict == f"kept_game:KeptGameEnvironment passes. Certificate {document['hash'][:16]}"
+    assert [row.split()[0] for row in rows if row.startswith("  ")] == [check["name"] for check in document["checks"]]
+    assert "  oracle             passed       2 plays" in rows
+    assert document["arguments"] == {"most_guesses": 2}
 
 
-def test_what_is_wrong_is_said_with_the_line_that_raised(folder: Path) -> None:
-    file = write_raising_environment("raising_game", folder)
-    said = refusal_of("check", "raising_game:RaisingGameEnvironment")
-    assert "- step: Sample 0, turn 1, reply '': step raised ValueError: invalid literal for int()" in said
-    assert f'File "{file}"' in said
-    assert "right = int(reply) == int(extra_env_info.secret)" in said
+def test_the_hash_of_a_certificate_is_another_one_for_other_findings_source_or_arguments(folder: Path) -> None:
+    write_environment("hashed_game", folder)
+    hashes = set()
+    for arguments in (
+        ["--only", "sample"],
+        ["--only", "start"],
+        ["--only", "sample", "--arguments", '{"most_guesses": 9}'],
+    ):
+        for _ in range(2):
+            main(["certify", "hashed_game:HashedGameEnvironment", *arguments, "--out", "certificate.json"])
+            hashes.add(json.loads((folder / "certificate.json").read_text())["hash"])
+    assert len(hashes) == 3
+
+
+def test_what_is_wrong_is_below_its_row_and_exit_code_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_raising_environment("raising_game", folder)
+    with pytest.raises(SystemExit, match="1"):
+        main(["certify", "raising_game:RaisingGameEnvironment", "--only", "step"])
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == ["rules", "  step               failed       3 plays"]
+    assert said[2].startswith("      Sample 0, turn 1, reply '': step raised ValueError: invalid literal for int()")
+    assert said[-1].startswith("raising_game:RaisingGameEnvironment fails 1 checks: step.")
 
 
 @pytest.mark.usefixtures("folder")
 def test_each_command_says_it_as_json_if_told_to(capsys: pytest.CaptureFixture[str]) -> None:
     written = json.loads(said_by(capsys, "init", "json-game", "--json"))
     assert written == {"import_path": "json_game:JsonGameEnvironment", "files": ["json_game.py", "test_json_game.py"]}
-    check = ["check", written["import_path"], "--samples", "2", "--json"]
-    assert json.loads(said_by(capsys, *check)) == {"import_path": check[1], "samples": 2, "findings": []}
-
-
-def test_findings_are_a_json_document_and_exit_code_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_raising_environment("wrong_game", folder)
-    with pytest.raises(SystemExit, match="1"):
-        main(["check", "wrong_game:WrongGameEnvironment", "--json"])
-    findings = json.loads(capsys.readouterr().out)["findings"]
-    assert findings[0]["rule"] == "step"
-    assert findings[0]["message"].startswith("Sample 0, turn 1, reply '': step raised ValueError")
+    document = json.loads(said_by(capsys, "certify", written["import_path"], "--only", "sample", "--json"))
+    [check] = document["checks"]
+    assert check == {"name": "sample", "group": "rules", "plays": 3, "findings": [], "note": "", "status": "passed"}
 
 
 def test_an_environment_that_cannot_be_loaded_is_refused() -> None:
-    refusal = refusal_of("check", "nowhere:Game")
+    refusal = refusal_of("certify", "nowhere:Game")
     assert refusal.startswith("nowhere:Game cannot be imported: there is no module nowhere.")

@@ -1,0 +1,396 @@
+"""Certifies an environment: plays it without a model, by players, laws and probes that its rewards must withstand."""
+
+import asyncio
+import json
+import math
+import multiprocessing
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rollout_env.certificate import Certificate, CertifiedCheck, Group, source_of
+from rollout_env.check import ORDINARY_REPLIES, Checker, Rule
+from rollout_env.environment import Reference, TaskEnvironment, forks_sessions, has_sessions
+from rollout_env.play import PlayResult, Reply, Sample, ScriptedRollout, begin, run
+from rollout_env.players import PLAYERS, replies_without_work
+from rollout_env.probes import MARK, NOTHING, PROBES, Host, Probe, host
+from rollout_env.records import OutcomeInvalid, SampleRejected, TemporaryFailure
+from rollout_env.steps import RolloutSteps, StepTooSlow, call, longest_block
+
+Make = Callable[[], TaskEnvironment]
+LAWS = ("equal_plays", "two_processes", "after_any_end", "rejected_input", "resume", "time_limits")
+PLAYS = 20
+"""How often equal replies are played, half of the times in another process."""
+TURNS = 8
+"""How often a player repeats its reply."""
+MOST_BLOCKED_S = 1.0
+MOST_SLOW = 5
+"""Plays beyond the time limit, after which no others are made."""
+CLOSE = 1e-6
+"""Rewards that differ by less are equal."""
+SAMPLE, FIRST = "Sample", "Sample 0"
+"""Names of samples in findings; of the first one hangs and floods are tried."""
+JUNK: Mapping[str, Any] = {"rollout env certify": "no such value"}
+
+
+class PanelSettings(BaseModel):
+    """How an environment is certified."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    samples: int = Field(default=3, ge=1, le=1000)
+    """Example samples that are played."""
+    seed: int = 0
+    """Seed of the example samples and of the random player."""
+    floor: float | None = None
+    """The most that a player without work may earn, in place of the task's own."""
+    best: float | None = None
+    """The oracle's reward, in place of the task's own."""
+    repeatable: bool = True
+    """Whether equal replies must earn equal rewards."""
+    step_timeout_s: float = Field(default=60.0, gt=0, le=3600)
+    """Seconds that a start, or a step with the opening of its session, may take."""
+    replies: Sequence[Reply] = Field(default=ORDINARY_REPLIES, min_length=1)
+    """Played where the task knows no solution."""
+    only: Sequence[str] = ()
+    """Names of the checks that are made; by default all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Play:
+    """The end of one rollout."""
+
+    result: PlayResult
+    """As far as it went."""
+    error: Exception | None = None
+    blocked_s: float = 0.0
+
+    @property
+    def verdict(self) -> Any:
+        """Its rewards, or the type of its failure."""
+        return self.result.rewards if self.error is None else type(self.error).__name__
+
+    @property
+    def reward(self) -> float | None:
+        """None of a rollout that failed."""
+        return self.result.total_reward if self.error is None else None
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether it ended by itself, or by a failure that the service knows as the task's."""
+        return self.error is None or isinstance(self.error, SampleRejected | TemporaryFailure | StepTooSlow)
+
+    @property
+    def text(self) -> str:
+        """All that the player was told."""
+        told = [message["content"] for turn in self.result.turns for message in turn.outcome.observations]
+        return "\n".join([*told, *([str(self.error)] if self.error else [])])
+
+    def __str__(self) -> str:
+        if self.error is not None:
+            return f"failed by {type(self.error).__name__}: {str(self.error)[:200]}".rstrip(".")
+        return f"earned {self.result.total_reward:g}"
+
+
+async def play_to_end(
+    instances: Sequence[TaskEnvironment],
+    sample: Sample,
+    replies: Sequence[Reply],
+    timeout_s: float,
+    turns: int | None = None,
+    forks: bool = False,
+) -> _Play:
+    """Plays the replies until the rollout ends, whatever the environment raises.
+
+    Args:
+        instances: the steps alternate between them.
+        turns: how many replies are played before the rollout is left.
+        forks: whether the sample is the log of a rollout, which goes on.
+    """
+    rollout, steps, blocked_s = ScriptedRollout(sample), RolloutSteps(instances, forks=forks), 0.0
+    error: Exception | None = None
+    try:
+        _, blocked_s = await longest_block(begin(rollout, instances[0]), timeout_s)
+        for reply in replies[:turns]:
+            if rollout.terminated:
+                break
+            rollout.add_reply(reply)
+            step = steps.step(rollout.messages_so_far(), deepcopy(rollout.extra_env_info))
+            outcome, of_step = await longest_block(step, timeout_s)
+            blocked_s = max(blocked_s, of_step)
+            rollout.add_outcome(outcome)
+    except Exception as raised:  # noqa: BLE001 - whatever an environment raises is judged
+        error = raised
+    try:
+        await longest_block(steps.close(), timeout_s)
+    except Exception as raised:  # noqa: BLE001 - as above
+        error = error or raised
+    return _Play(rollout.result(), error, blocked_s)
+
+
+async def certify(name: str, make: Make, arguments: Mapping[str, Any], settings: PanelSettings) -> Certificate:
+    """Plays the panel. Takes a minute or a few; sets a variable of this process meanwhile.
+
+    Args:
+        name: of the environment in the certificate, with its `arguments`.
+        make: makes an instance; several are made, one of them in a process of its own, for which it is pickled.
+    """
+    with host() as this_machine:
+        panel = _Panel(make, settings, this_machine)
+        try:
+            await panel.play()
+        except _AlwaysSlow:
+            for check in panel.checks.values():
+                check.note = check.note or f"it was given up after {MOST_SLOW} plays beyond the time limit"
+        finally:
+            await panel.close()
+    checks = [check for check in panel.checks.values() if panel.wants(check.name)]
+    return Certificate(name, arguments, source_of(panel.first), checks)
+
+
+class _AlwaysSlow(Exception):
+    """`MOST_SLOW` plays took too long."""
+
+
+class _Panel:
+    """The checks of one environment, and what they have found so far."""
+
+    def __init__(self, make: Make, settings: PanelSettings, this_machine: Host) -> None:
+        self._make, self._settings, self._host = make, settings, this_machine
+        groups: Mapping[Group, Sequence[str]] = {
+            "rules": get_args(Rule),
+            "players": PLAYERS,
+            "laws": LAWS,
+            "isolation": PROBES,
+        }
+        self.checks = {name: CertifiedCheck(name, group) for group, names in groups.items() for name in names}
+        self._instances = [make(), make()]
+        self.first = self._instances[0]
+        self._solved: dict[str, _Play] = {}
+        self._slow = 0
+
+    def wants(self, *names: str) -> bool:
+        """Whether one of these checks is made."""
+        return not self._settings.only or not set(names).isdisjoint(self._settings.only)
+
+    async def close(self) -> None:
+        for environment in self._instances:
+            with suppress(Exception):
+                await longest_block(call(environment.close), self._settings.step_timeout_s)
+
+    async def play(self) -> None:
+        samples = await call(self.first.example_samples, self._settings.samples, self._settings.seed)
+        cases = [(f"{SAMPLE} {number}", sample, await self._worth_of(sample)) for number, sample in enumerate(samples)]
+        if self.wants(*get_args(Rule)):
+            await self._rules([(sample, self._replies(worth)) for _, sample, worth in cases])
+        for case in cases:
+            await self._oracle(*case)
+        answers = [play.result.answers[-1] or "" for play in self._solved.values() if play.result.answers]
+        for case in cases:
+            await self._without_work(*case, answers)
+            if self.wants("rejected_input"):
+                await self._rejected(*case)
+            if self.wants("resume"):
+                await self._resumed(*case)
+        if self.wants(*LAWS[:3]):
+            await self._equal(*cases[0])
+        for case in cases:
+            await self._isolation(*case)
+
+    async def _worth_of(self, sample: Sample) -> Reference:
+        given, settings = await call(self.first.reference, sample), self._settings
+        best = given.best if settings.best is None else settings.best
+        floor = given.floor if settings.floor is None else settings.floor
+        return Reference(given.replies, best, floor, given.program, given.hidden)
+
+    def _replies(self, worth: Reference) -> Sequence[Reply]:
+        return self._settings.replies if worth.replies is None else worth.replies
+
+    async def _play(
+        self,
+        sample: Sample,
+        replies: Sequence[Reply],
+        turns: int | None = None,
+        may_hang: bool = False,
+        elsewhere: bool = False,
+    ) -> _Play:
+        """A rollout, with what each play must keep: on the first instance, or one that goes on `elsewhere`."""
+        instance = self._instances[elsewhere]
+        play = await play_to_end([instance], sample, replies, self._settings.step_timeout_s, turns, forks=elsewhere)
+        if not may_hang:
+            is_slow = isinstance(play.error, StepTooSlow)
+            self.checks["time_limits"].judged(f"A step of {_shown(replies)} {play.error}." if is_slow else None)
+            self._slow += is_slow
+            if self._slow >= MOST_SLOW:
+                raise _AlwaysSlow
+        if isinstance(play.error, OutcomeInvalid):
+            self.checks["outcome"].judged(f"{play.error} The replies were {_shown(replies)}.")
+        if play.blocked_s > MOST_BLOCKED_S * (5 if may_hang else 1):
+            took = f"blocked the event loop for {play.blocked_s:.1f} s"
+            self.checks["blocking"].judged(f"A step of {_shown(replies)} {took}.")
+        return play
+
+    async def _rules(self, cases: Sequence[tuple[Sample, Sequence[Reply]]]) -> None:
+        """The rules of `check`, on two instances of their own."""
+        settings, known = self._settings, {json.dumps(sample): replies for sample, replies in cases}
+        checker = Checker(
+            [self._make(), self._make()],
+            lambda sample: known.get(json.dumps(sample), settings.replies),
+            MOST_BLOCKED_S,
+            settings.step_timeout_s,
+        )
+        found = await checker.findings(settings.samples, settings.seed, settings.repeatable)
+        for rule in get_args(Rule):
+            self.checks[rule].judged(plays=len(cases))
+        for finding in found:
+            self.checks[finding.rule].judged(finding.message, plays=0)
+
+    async def _oracle(self, name: str, sample: Sample, worth: Reference) -> None:
+        if worth.replies is None:
+            self.checks["oracle"].note = "the task knows no solution"
+            return
+        play = await self._play(sample, worth.replies)
+        is_best = play.reward is not None and math.isclose(play.reward, worth.best, abs_tol=CLOSE)
+        said = f"{name}: the solution {play}, and the best is {worth.best:g}."
+        self.checks["oracle"].judged(None if is_best else said)
+        if play.error is None:
+            self._solved[name] = play
+
+    async def _without_work(self, name: str, sample: Sample, worth: Reference, answers: Sequence[str]) -> None:
+        begun = await self._play(sample, [])
+        solved = self._solved[name].result if name in self._solved else None
+        prompt = begun.result.message_log[-1]["content"] if begun.result.message_log else ""
+        for player, reply in replies_without_work(prompt, worth, solved, answers, self._settings.seed):
+            may_hang = player in ("hang", "flood")
+            if (may_hang and name != FIRST) or not self.wants(player, "time_limits", "blocking", "outcome"):
+                continue
+            play = await self._play(sample, [reply] * (1 if may_hang else TURNS), may_hang=may_hang)
+            self.checks[player].judged(_undeserved(name, play, worth, f"the reply {_shown([reply])}"))
+        if worth.program is None:
+            self.checks["hang"].note = "replies run nothing"
+
+    async def _rejected(self, name: str, sample: Sample, worth: Reference) -> None:
+        """Fields that are missing or senseless must fail the sample, unless it is played as if they were right."""
+        replies, info = self._replies(worth), dict(sample.get("extra_env_info") or {})
+        expected = (await self._play(sample, replies)).verdict
+        for field in info:
+            for what, changed in (("missing", {}), ("senseless", {field: JUNK})):
+                given = {key: value for key, value in info.items() if key != field} | changed
+                play = await self._play({**sample, "extra_env_info": given}, replies)
+                is_right = (play.error is not None and play.is_typed) or play.verdict == expected
+                wrong = f"{name}: with extra_env_info.{field} {what} its rollout {play}: it must fail as a sample."
+                self.checks["rejected_input"].judged(None if is_right else wrong)
+        if not info:
+            self.checks["rejected_input"].note = "samples have no fields"
+
+    async def _resumed(self, name: str, sample: Sample, worth: Reference) -> None:
+        """A rollout that goes on elsewhere from its saved state must end as the undisturbed one."""
+        check, replies = self.checks["resume"], self._replies(worth)
+        if has_sessions(type(self.first)) and not forks_sessions(self.first):
+            check.note = "its sessions cannot be forked"
+            return
+        undisturbed = await self._play(sample, replies)
+        check.note = check.note or "its rollouts have one turn"
+        for turn in range(1, len(undisturbed.result.turns)):
+            before = (await self._play(sample, replies, turns=turn)).result
+            saved = {name: getattr(before, name) for name in ("message_log", "extra_env_info", "stop_strings")}
+            saved = json.loads(json.dumps(saved))
+            resumed = await self._play(saved, replies[turn:], elsewhere=True)
+            total = before.total_reward + resumed.result.total_reward
+            is_equal = math.isclose(total, undisturbed.result.total_reward, abs_tol=CLOSE) and (
+                resumed.result.message_log == undisturbed.result.message_log
+            )
+            wrong = f"{name}: resumed after turn {turn} it {resumed} beside {before.total_reward:g}"
+            wrong += f", and undisturbed it {undisturbed}."
+            check.judged(None if is_equal else wrong)
+
+    async def _equal(self, _: str, sample: Sample, worth: Reference) -> None:
+        """Equal replies must earn equal rewards: again, in another process, and after any end of another rollout."""
+        if not self._settings.repeatable:
+            for law in ("equal_plays", "two_processes", "after_any_end"):
+                self.checks[law].note = "equal replies may earn different rewards"
+            return
+        cases = [(sample, self._replies(worth)), (sample, [self._settings.replies[0]] * TURNS)]
+        expected = [(await self._play(*case)).verdict for case in cases]
+
+        async def again(law: str, place: int, when: str) -> None:
+            self.checks[law].judged(_difference((await self._play(*cases[place])).verdict, expected[place], when))
+
+        for number in range(PLAYS // 2):
+            await again("equal_plays", number % len(cases), "played again")
+        for when, changed, replies, turns in (
+            ("after a rollout that was left", {}, cases[0][1], 1),
+            ("after a rollout without a reply", {}, [], None),
+            ("after an awkward reply", {}, ["\x00"], None),
+            ("after a sample that was rejected", {"extra_env_info": JUNK}, cases[0][1], None),
+        ):
+            await self._play({**sample, **changed}, replies, turns)
+            await again("after_any_end", 0, when)
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            work = pool.submit(verdicts_of, self._make, cases, PLAYS // 4, self._settings.step_timeout_s)
+            try:
+                verdicts = await asyncio.wrap_future(work)
+            except Exception as error:  # noqa: BLE001 - whatever keeps it from another process is said
+                problem = f"It cannot be played in a process of its own: {type(error).__name__}: {error}."
+                self.checks["two_processes"].judged(problem)
+                return
+        for number, verdict in enumerate(verdicts):
+            different = _difference(verdict, expected[number % len(cases)], "in another process")
+            self.checks["two_processes"].judged(different)
+
+    async def _isolation(self, name: str, sample: Sample, worth: Reference) -> None:
+        if worth.program is None:
+            for check in PROBES:
+                self.checks[check].note = "replies run nothing"
+            return
+        for probe in self._host.probes(worth.hidden):
+            if not self.wants(probe.check):
+                continue
+            play = await self._play(sample, [worth.program(probe.source)])
+            self.checks[probe.check].judged(_undeserved(name, play, worth, f"a program that {probe.what}"))
+            self.checks[probe.check].judged(self._broken_wall(probe, play), plays=0)
+
+    def _broken_wall(self, probe: Probe, play: _Play) -> str | None:
+        was_reached, (_, _, said) = self._host.was_reached(), play.text.partition(f"{MARK} ")
+        if probe.check == "left_behind":
+            return "A process that a program left runs on after its rollout." if self._host.processes_left() else None
+        if said and not said.startswith(NOTHING):
+            return f"A program that {probe.what} found {said.partition(chr(10))[0][:200]}."
+        return "A program connected to this machine." if was_reached else None
+
+
+def verdicts_of(make: Make, cases: Sequence[tuple[Sample, Sequence[Reply]]], times: int, timeout_s: float) -> list[Any]:
+    """The verdicts of the cases, in turn, so many times: what the other process computes."""
+
+    async def played() -> list[Any]:
+        environment = make()
+        try:
+            return [
+                (await play_to_end([environment], *case, timeout_s)).verdict for _ in range(times) for case in cases
+            ]
+        finally:
+            await call(environment.close)
+
+    return run(played())
+
+
+def _undeserved(name: str, play: _Play, worth: Reference, what: str) -> str | None:
+    """What is wrong with a rollout that must earn nothing."""
+    if play.reward is not None and play.reward > worth.floor + CLOSE:
+        return f"{name}: {what} {play}, and the floor is {worth.floor:g}."
+    return None if play.is_typed else f"{name}: {what} {play}, which is a fault of the environment."
+
+
+def _difference(verdict: Any, expected: Any, when: str) -> str | None:
+    return None if verdict == expected else f"Equal replies gave {verdict} {when}, and {expected} before."
+
+
+def _shown(replies: Sequence[Reply]) -> str:
+    reply = replies[0] if replies else ""
+    text = reply if isinstance(reply, str) else json.dumps(reply)
+    return repr(text) if len(text) < 60 else f"{text[:60]!r}..."
