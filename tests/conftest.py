@@ -1,6 +1,7 @@
 """For all tests. Those below `live/` need Ray and the engine; all others start neither."""
 
 import gc
+import inspect
 import logging
 import os
 import re
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import Scheduling
 
+from tests import virtual_time
 from tests.service_scheduling import ServiceScheduling
 
 # Before torch is imported, here and in the processes that tests start. The threads of an operation spin while they wait
@@ -87,9 +89,17 @@ def pytest_unconfigure() -> None:
     gc.freeze()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "true_clock: asynchronous, on a loop whose clock does not jump (virtual_time)")
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
+    """Gives slow tests their time, and runs each asynchronous test on its own loop: in virtual time, unless marked."""
     if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
         item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
+    if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+        decorate = virtual_time.runs if item.get_closest_marker("true_clock") else virtual_time.test
+        item.obj = decorate(item.obj)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:

@@ -119,7 +119,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def test(story: Callable[Parameters, Coroutine[Any, Any, None]]) -> Callable[Parameters, None]:
-    """Runs an asynchronous test on a loop of its own. Nearest to the function, below all other decorators."""
+    """Runs an asynchronous test on a loop of its own: `conftest.py` does it where nothing else decorates the test.
+
+    Nearest to the function, below all other decorators.
+    """
 
     @wraps(story)
     def run_story(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:

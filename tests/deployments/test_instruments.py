@@ -84,7 +84,6 @@ async def flush_for(seconds: float, *instruments_: Any) -> None:
         await asyncio.wait_for(flush_periodically(instruments_, 8.0), seconds)
 
 
-@virtual_time.test
 async def test_all_is_given_again_twice_in_each_interval_of_rays_exports(monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[bool] = []
     monkeypatch.setattr(instruments, "monotonic", virtual_time.now)
@@ -100,7 +99,6 @@ def test_bounds_that_differ_in_the_seventh_digit_are_told_apart(given: Given, so
     assert buckets == [("1048576.0", 0), ("1048577.0", 1), ("25000000000.0", 1), ("+Inf", 1)]
 
 
-@virtual_time.test
 async def test_an_instrument_whose_values_ray_refuses_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
     class Refused:
         def flush(self, repeats: bool = False) -> None:
@@ -112,7 +110,6 @@ async def test_an_instrument_whose_values_ray_refuses_holds_up_no_other(caplog: 
     assert [record.getMessage() for record in caplog.records] == ["Ray refuses the values of a metric."]
 
 
-@virtual_time.test
 async def test_calls_go_on_between_two_instruments() -> None:
     order: list[str] = []
     await flush_for(1.5, Noting(order, "first", "call"), Noting(order, "second", "call"))

@@ -16,7 +16,6 @@ from tests.deployments.agents.test_programs import CALL, FUNCTIONS
 CALLER = "SERVE_REPLICA::rollout#Ingress#one"
 
 
-@virtual_time.test
 async def test_a_run_ends_when_its_caller_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(liveness, "has_died", lambda caller: caller == CALLER and loop.time() >= 100)

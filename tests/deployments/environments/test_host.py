@@ -125,7 +125,6 @@ def test_a_step_that_fails_is_logged_and_leaves_its_siblings_alone(
     assert context == {"request_id": "request", "rollout_id": "request-1-0", "task_name": "obedient", "sample": 1}
 
 
-@virtual_time.test
 async def test_a_host_sends_a_heartbeat_while_a_step_takes_long() -> None:
     answers = obedient_host().step([StepRequest(LOG, {"mode": "wait"})], "caller")
     assert await anext(answers) == []
@@ -133,7 +132,6 @@ async def test_a_host_sends_a_heartbeat_while_a_step_takes_long() -> None:
     await answers.aclose()
 
 
-@virtual_time.test
 async def test_an_aborted_step_ends_and_the_others_of_its_call_go_on(caplog: pytest.LogCaptureFixture) -> None:
     host = obedient_host()
     answers = host.step([StepRequest(LOG, {"mode": "wait"}, step_id=step_id) for step_id in ("one", "two")])
@@ -148,7 +146,6 @@ async def test_an_aborted_step_ends_and_the_others_of_its_call_go_on(caplog: pyt
     assert caplog.records == []
 
 
-@virtual_time.test
 async def test_a_host_that_is_shut_down_gives_up_steps_after_their_time() -> None:
     host = obedient_host()
     host.drain(4.5)

@@ -41,7 +41,6 @@ async def failed(runner: StepRunner, request: StepRequest) -> RolloutFailure:
     return result
 
 
-@virtual_time.test
 async def test_a_session_without_a_step_for_too_long_is_closed() -> None:
     environment = CountingSessions(session_idle_s=10.0)
     runner = StepRunner(environment, "counting", None)
@@ -66,7 +65,6 @@ async def test_a_session_without_a_step_for_too_long_is_closed() -> None:
         ("fail", 0, SessionLost, "is gone, and with it the state of the rollout."),
     ],
 )
-@virtual_time.test
 async def test_a_later_step_without_a_session_opens_none(
     lost_session: Any, first_turn: int, kind: type[RolloutFailure], message: str
 ) -> None:
@@ -78,13 +76,11 @@ async def test_a_later_step_without_a_session_opens_none(
     assert environment.opened == 0
 
 
-@virtual_time.test
 async def test_a_session_that_can_be_opened_again_is_given_the_turns_so_far() -> None:
     runner = StepRunner(CountingSessions("reopen"), "counting", None)
     assert await said(runner, step_of("a", 2)) == "1:3"
 
 
-@virtual_time.test
 async def test_a_step_that_fails_closes_its_session_and_leaves_others_open() -> None:
     environment = CountingSessions()
     runner = StepRunner(environment, "counting", None)
@@ -115,7 +111,6 @@ def test_a_session_whose_step_is_aborted_at_its_opening_does_not_stay_open(make:
     asyncio.run(asyncio.wait_for(story(runner), OPENS_WITHIN_S))
 
 
-@virtual_time.test
 async def test_no_more_sessions_are_open_or_being_closed_than_a_replica_may_hold() -> None:
     environment = CountingSessions(max_sessions=2)
     runner = StepRunner(environment, "counting", None)
@@ -131,7 +126,6 @@ async def test_no_more_sessions_are_open_or_being_closed_than_a_replica_may_hold
     assert (environment.opened, max(open_sessions)) == (6, 2)
 
 
-@virtual_time.test
 async def test_rollouts_that_wait_for_a_session_hold_up_none_that_have_one() -> None:
     runner = StepRunner(CountingSessions(max_sessions=1, max_concurrent_steps=1), "counting", None)
     await said(runner, step_of("a"))
@@ -141,7 +135,6 @@ async def test_rollouts_that_wait_for_a_session_hold_up_none_that_have_one() -> 
     await waiting[0]
 
 
-@virtual_time.test
 async def test_a_lockstep_request_that_would_wait_for_itself_is_refused() -> None:
     runner = StepRunner(CountingSessions(max_sessions=1), "counting", None)
     await said(runner, step_of("a", lockstep_id="request"))
@@ -154,7 +147,6 @@ async def test_a_lockstep_request_that_would_wait_for_itself_is_refused() -> Non
     assert await said(runner, step_of("a", 1, lockstep_id="request")) == "1:2"
 
 
-@virtual_time.test
 async def test_a_session_that_does_not_close_gives_its_room_up_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     runner = StepRunner(CountingSessions(max_sessions=1), "counting", None)
     await said(runner, step_of("a", close_s=900, ends=True))
@@ -166,7 +158,6 @@ async def test_a_session_that_does_not_close_gives_its_room_up_and_is_logged(cap
 # Forks
 
 
-@virtual_time.test
 async def test_a_fork_is_made_once_and_its_session_is_at_the_turn_of_its_step() -> None:
     environment = ForkingSessions()
     runner = StepRunner(environment, "counting", None)
@@ -178,7 +169,6 @@ async def test_a_fork_is_made_once_and_its_session_is_at_the_turn_of_its_step() 
     assert (environment.forked, environment.opened) == (3, 3)
 
 
-@virtual_time.test
 async def test_the_retry_of_the_first_step_of_a_fork_forks_again() -> None:
     environment = ForkingSessions()
     runner = StepRunner(environment, "counting", None)

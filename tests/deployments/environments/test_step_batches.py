@@ -103,7 +103,6 @@ def test_a_batch_is_cancelled_when_all_its_steps_have_timed_out() -> None:
     assert environment.cancelled == [["a", "hang"]]
 
 
-@virtual_time.test
 async def test_an_aborted_step_leaves_the_others_of_its_batch_alone() -> None:
     environment = BatchEnvironment()
 

@@ -98,7 +98,6 @@ def test_requests_take_turns_and_the_steps_of_each_keep_their_order() -> None:
     assert [ended_at for ended_at, _ in results] == [1, 2, 5, 7, 3, 6, 4]
 
 
-@virtual_time.test
 async def test_an_aborted_step_is_cancelled_and_one_that_waits_is_never_begun() -> None:
     environment = TimedEnvironment(max_concurrent_steps=1)
 
@@ -116,7 +115,6 @@ async def test_an_aborted_step_is_cancelled_and_one_that_waits_is_never_begun() 
     assert environment.cancelled_at == [2]
 
 
-@virtual_time.test
 async def test_steps_of_a_replica_that_hands_off_are_given_up(caplog: pytest.LogCaptureFixture) -> None:
     environment = TimedEnvironment(max_concurrent_steps=2)
     caplog.set_level("INFO")
@@ -138,7 +136,6 @@ async def test_steps_of_a_replica_that_hands_off_are_given_up(caplog: pytest.Log
     assert caplog.messages == ["2 steps of task timed continue at other replicas."]
 
 
-@virtual_time.test
 async def test_the_retry_of_a_step_is_what_its_id_aborts() -> None:
     environment = TimedEnvironment()
 

@@ -23,7 +23,6 @@ from deployments.policy.commands import (
 )
 from deployments.policy.node_files import NodeWeights
 from rollout_client.weights.checksum import file_checksum
-from tests import virtual_time
 from tests.deployments.policy.policy_world import ADAPTED, adapter
 from tests.fakes.async_llm import ScriptedLLM, adapter_folder
 from tests.fakes.command_source import ScriptedCommands
@@ -33,7 +32,6 @@ from tests.virtual_time import settled
 pytestmark = pytest.mark.slow
 
 
-@virtual_time.test
 async def test_a_replaced_adapter_is_needed_until_the_engine_has_unloaded_it() -> None:
     llm: Any = ScriptedLLM()
     adapters = Adapters(llm)
@@ -49,7 +47,6 @@ async def test_a_replaced_adapter_is_needed_until_the_engine_has_unloaded_it() -
     assert (adapters.needed, llm.unloaded) == ({"3"}, [1])
 
 
-@virtual_time.test
 async def test_an_adapter_is_unloaded_once_it_is_neither_current_nor_used() -> None:
     llm: Any = ScriptedLLM()
     llm.may_unload.set()
@@ -69,7 +66,6 @@ async def test_an_adapter_is_unloaded_once_it_is_neither_current_nor_used() -> N
     assert llm.unloaded == [1]
 
 
-@virtual_time.test
 async def test_a_policys_dropped_adapter_is_unloaded_after_its_generations() -> None:
     llm: Any = ScriptedLLM()
     llm.may_unload.set()
@@ -88,7 +84,6 @@ async def test_a_policys_dropped_adapter_is_unloaded_after_its_generations() -> 
     assert (adapters.needed, llm.unloaded) == ({"b@7"}, [1])
 
 
-@virtual_time.test
 async def test_no_two_adapters_share_a_name_and_so_none_finds_the_others_cache() -> None:
     llm: Any = ScriptedLLM()
     adapters = Adapters(llm)
@@ -108,7 +103,6 @@ TOWERS = " Modules of a vision tower take adapters with enable_tower_connector_l
         (["base_model.model.lm_head.lora_A.weight"], False, False, " The output layer takes no adapters."),
     ],
 )
-@virtual_time.test
 async def test_an_adapter_that_changes_no_module_is_refused_with_its_tensors(
     unplaced: list[str], sees: bool, takes_towers: bool, advice: str
 ) -> None:
@@ -185,7 +179,6 @@ class World:
         return {folder.name.rpartition("@")[0]: folder for folder in self.node.own_folder.iterdir()}
 
 
-@virtual_time.test
 async def test_each_policy_is_tried_once_and_generations_use_all_of_them(tmp_path: Path) -> None:
     world = World(tmp_path)
     a, b = world.payload("a", 1), world.payload("b", 7)
@@ -198,7 +191,6 @@ async def test_each_policy_is_tried_once_and_generations_use_all_of_them(tmp_pat
     assert (folders["b@7"] / "adapter_config.json").read_text() == '{"r": 2}'
 
 
-@virtual_time.test
 async def test_a_trial_loads_and_tries_and_leaves_what_generations_use(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.unseen = {"a/2"}
@@ -210,7 +202,6 @@ async def test_a_trial_loads_and_tries_and_leaves_what_generations_use(tmp_path:
     assert [report.changes_nothing for report in reports] == [False, True, False]
 
 
-@virtual_time.test
 async def test_what_is_not_named_any_more_is_unloaded_and_its_folder_goes_later(tmp_path: Path) -> None:
     world = World(tmp_path)
     await world.give(world.payload("a", 1), world.payload("b", 1))
@@ -223,7 +214,6 @@ async def test_what_is_not_named_any_more_is_unloaded_and_its_folder_goes_later(
 
 
 @pytest.mark.parametrize("how", ["fails", "takes too long"])
-@virtual_time.test
 async def test_one_that_cannot_generate_is_dropped_and_the_others_are_used_on(tmp_path: Path, how: str) -> None:
     world = World(tmp_path)
     await world.give(world.payload("a", 1))
@@ -241,7 +231,6 @@ async def test_one_that_cannot_generate_is_dropped_and_the_others_are_used_on(tm
     assert made.read_bytes() == adapter(5.0), "the file of the refused one"
 
 
-@virtual_time.test
 async def test_one_for_other_weights_or_modules_is_refused_and_the_rest_stays(tmp_path: Path) -> None:
     world = World(tmp_path)
     await world.give(world.payload("a", 1))
@@ -253,7 +242,6 @@ async def test_one_for_other_weights_or_modules_is_refused_and_the_rest_stays(tm
     assert (world.adapters.versions, world.tried, len(world.llm.calls)) == ({"a": 1}, ["a/1"], 1)
 
 
-@virtual_time.test
 async def test_a_replica_of_another_node_fetches_the_file_and_keeps_one_copy(tmp_path: Path) -> None:
     world = World(tmp_path, node_id="another node")
     payload = world.payload("a", 1)

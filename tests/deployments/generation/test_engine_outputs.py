@@ -25,10 +25,9 @@ from deployments.policy.commands import LoadedWeights
 from deployments.protocols.generation import GenerationRequest, SamplingOptions
 from deployments.upstream.vllm.engine_progress import StepCounter
 from tests.fakes.async_llm import GeneratingLLM, Step
-from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
 REQUEST = GenerationRequest("call", [1, 2], 10, (), SamplingOptions())
 
 
@@ -66,7 +65,6 @@ def text_of(outputs: Sequence[RequestOutput]) -> str:
     return "".join(output.outputs[0].text for output in outputs)
 
 
-@runs
 async def test_an_update_does_not_end_a_call() -> None:
     world = World()
     world.llm.scripts = [[world.update, "!"], ["ab", world.update, "!"], ["c", world.update, "!"], ["d."]]
@@ -76,7 +74,6 @@ async def test_an_update_does_not_end_a_call() -> None:
     assert world.llm.prompts == [[1, 2], [1, 2], [1, 2, 97, 98], [1, 2, 97, 98, 99]]
 
 
-@runs
 async def test_an_interruption_ends_a_call_with_what_it_has() -> None:
     world = World()
     world.llm.scripts = [["ab", world.update, world.interrupt, "!"]]
@@ -100,7 +97,6 @@ UPDATES = [["ab", World.update, "!"], ["c", World.update, "!"], ["d."]]
         ([[World.swap, "ab."]], {}, {"prompt_logprobs": 1, "output_kind": FINAL}, GenerationLost),
     ],
 )
-@runs
 async def test_a_call_that_cannot_be_answered_fails_so_that_it_can_be_made_again(
     scripts: list[list[Any]], demanded: dict[str, Any], sampling: dict[str, Any], failure: type[RolloutFailure]
 ) -> None:
@@ -111,7 +107,6 @@ async def test_a_call_that_cannot_be_answered_fails_so_that_it_can_be_made_again
     assert len(world.llm.prompts) == min(2, len(scripts))
 
 
-@runs
 async def test_versions_are_looked_at_again_right_before_the_engine() -> None:
     world = World()
     world.engine.weights.may_generate.clear()
@@ -124,7 +119,6 @@ async def test_versions_are_looked_at_again_right_before_the_engine() -> None:
     assert world.llm.prompts == []
 
 
-@runs
 async def test_a_prompt_that_was_scored_before_the_change_is_not_scored_again() -> None:
     world = World()
     world.llm.scripts = [["a", world.swap, "b."]]

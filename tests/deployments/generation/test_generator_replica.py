@@ -77,7 +77,6 @@ class BrokenReplica(GeneratorReplica):
         self._commands.broken = "WeightsFailed: half of them"
 
 
-@virtual_time.test
 async def test_a_broken_replica_is_unhealthy_and_keeps_no_generation() -> None:
     engine = PausedEngine()
     replica: Any = BrokenReplica(engine)

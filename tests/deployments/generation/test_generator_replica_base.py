@@ -116,7 +116,6 @@ def of_groups(name: str, count: int) -> list[GenerationRequest]:
     return [request for number in range(count) for request in requests(name, group=f"group {number}")]
 
 
-@virtual_time.test
 async def test_a_replica_that_keeps_generating_nan_is_unhealthy() -> None:
     replica = ScriptedReplica()
     for request in of_groups("rejected", 2 * MOST_NOT_FINITE):
@@ -157,7 +156,6 @@ def test_a_replica_refuses_generations_that_need_newer_weights() -> None:
     assert replica.engine.started == ["bug"]
 
 
-@virtual_time.test
 async def test_an_aborted_generation_is_lost_and_the_others_of_its_batch_go_on() -> None:
     replica = ScriptedReplica()
     async with aclosing(replica.generate(requests("a", "b"))) as batches:
@@ -171,7 +169,6 @@ async def test_an_aborted_generation_is_lost_and_the_others_of_its_batch_go_on()
         assert (await anext(batches)).results == [(1, DONE)]
 
 
-@virtual_time.test
 async def test_aborting_a_generation_aborts_its_retry_and_not_the_ended_try() -> None:
     replica = ScriptedReplica()
     async with aclosing(replica.generate(requests("a"))) as tried, aclosing(replica.generate(requests("a"))) as again:
@@ -188,7 +185,6 @@ async def test_aborting_a_generation_aborts_its_retry_and_not_the_ended_try() ->
         assert replica.engine.cancelled == ["a", "a"]
 
 
-@virtual_time.test
 async def test_a_caller_that_waits_gets_the_load_each_second_without_results() -> None:
     replica = ScriptedReplica()
     async with aclosing(replica.generate(requests("a"), "ingress")) as items:
@@ -235,7 +231,6 @@ async def answered(replica: ServingReplica, *names: str) -> list[ServedParts]:
     return [item async for item in replica.serve([served(name) for name in names], "ingress")]
 
 
-@virtual_time.test
 async def test_parts_of_one_iteration_are_yielded_together() -> None:
     replica = ServingReplica()
     async with aclosing(replica.serve([served("a"), served("b")], "ingress")) as items:
@@ -259,7 +254,6 @@ def test_parts_that_are_large_together_are_divided() -> None:
     assert [[place for place, _ in item.results] for item in items] == [[], [0, 1]]
 
 
-@virtual_time.test
 async def test_the_failure_of_a_call_is_its_own_alone_and_comes_after_its_parts() -> None:
     replica = ServingReplica()
     replica.may_end.set()
@@ -273,7 +267,6 @@ async def test_the_failure_of_a_call_is_its_own_alone_and_comes_after_its_parts(
     assert await replica.ended_generations() == 1
 
 
-@virtual_time.test
 async def test_a_replica_that_drains_hands_over_what_runs_until_all_have_ended() -> None:
     replica = ServingReplica()
     async with aclosing(replica.generate(requests("ends", "a"))) as items:
@@ -301,7 +294,6 @@ async def test_a_replica_that_drains_hands_over_what_runs_until_all_have_ended()
     assert len(replica.engine.interrupted) == 2
 
 
-@virtual_time.test
 async def test_what_a_dead_caller_has_under_way_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     replica = ServingReplica()
     dead = set[str]()
@@ -320,7 +312,6 @@ async def test_what_a_dead_caller_has_under_way_is_aborted(monkeypatch: pytest.M
     await asyncio.gather(*begun)
 
 
-@virtual_time.test
 async def test_a_replica_reports_its_callers_and_the_highest_ended_virtual_time() -> None:
     replica = ScriptedReplica()
     callers = (("one", 7), ("two", 50), ("three", 3))
@@ -338,7 +329,6 @@ async def test_a_replica_reports_its_callers_and_the_highest_ended_virtual_time(
         task.cancel()
 
 
-@virtual_time.test
 async def test_what_waits_in_the_ingress_counts_for_autoscaling() -> None:
     replica = ServingReplica()
     first, last = replica.generate(requests("a"), "one", 100), replica.generate(requests("c"), "other", 5)

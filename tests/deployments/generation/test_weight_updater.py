@@ -10,7 +10,6 @@ from deployments.generation.adapters import Adapters
 from deployments.generation.weight_updater import WeightsFailed, WeightUpdater
 from deployments.policy.commands import CommandCosts, LoadedWeights, SwapOptions
 from rollout_client.contract.policy import PauseMode
-from tests import virtual_time
 from tests.fakes.async_llm import ScriptedLLM, adapter_folder
 from tests.virtual_time import now, run, runs, settled
 
@@ -87,7 +86,6 @@ def test_staging_returns_when_every_worker_has_read_the_file() -> None:
     assert llm.calls == ["begin_staging /folder/model.safetensors", "staged", "staged"]
 
 
-@virtual_time.test
 async def test_a_file_that_a_worker_cannot_read_is_not_staged() -> None:
     updater = updater_of(full_weights(2, staged=[[(False, None), (False, "OSError: gone")]]))
     with pytest.raises(WeightsFailed, match="Worker 1: OSError: gone"):
@@ -96,7 +94,6 @@ async def test_a_file_that_a_worker_cannot_read_is_not_staged() -> None:
         await updater.swap(SwapOptions())
 
 
-@virtual_time.test
 async def test_a_hold_pauses_until_it_is_released_and_a_release_alone_does_nothing() -> None:
     llm = ScriptedLLM()
     updater = updater_of(llm)
@@ -108,7 +105,6 @@ async def test_a_hold_pauses_until_it_is_released_and_a_release_alone_does_nothi
     assert (llm.calls[1:], updater.is_held) == (["resume"], False)
 
 
-@virtual_time.test
 async def test_a_hold_that_nobody_ends_ends_with_the_lease_of_the_last_one(caplog: pytest.LogCaptureFixture) -> None:
     llm = ScriptedLLM()
     updater = updater_of(llm)
@@ -122,7 +118,6 @@ async def test_a_hold_that_nobody_ends_ends_with_the_lease_of_the_last_one(caplo
     assert caplog.messages == ["Generations go on: nobody has ended the pause within its lease."]
 
 
-@virtual_time.test
 async def test_a_hold_whose_generations_do_not_end_in_its_lease_fails_and_generations_go_on() -> None:
     llm = ScriptedLLM()
     updater = updater_of(llm)
@@ -132,7 +127,6 @@ async def test_a_hold_whose_generations_do_not_end_in_its_lease_fails_and_genera
     assert (now(), updater.is_held, llm.calls[-1]) == (20.0, False, "resume")
 
 
-@virtual_time.test
 async def test_new_weights_end_a_hold_without_a_generation_in_between() -> None:
     llm = full_weights()
     updater = updater_of(llm)
@@ -145,7 +139,6 @@ async def test_new_weights_end_a_hold_without_a_generation_in_between() -> None:
     assert (updater.is_held, llm.calls.count("resume")) == (False, 1)
 
 
-@virtual_time.test
 async def test_an_engine_that_waits_for_weights_is_neither_held_nor_released() -> None:
     llm = ScriptedLLM(begin_saving=[[None]])
     updater = updater_of(llm)
@@ -156,7 +149,6 @@ async def test_an_engine_that_waits_for_weights_is_neither_held_nor_released() -
     assert (updater.is_paused, "resume" in llm.calls) == (True, False)
 
 
-@virtual_time.test
 async def test_a_swap_pauses_then_sends_swap_label_and_resume_in_this_order() -> None:
     llm = full_weights(2, swap_staged=[[(0.25, None), (0.5, None)]])
     updater = updater_of(llm)
@@ -171,7 +163,6 @@ async def test_a_swap_pauses_then_sends_swap_label_and_resume_in_this_order() ->
 
 
 @pytest.mark.parametrize("mode", ["keep", "abort", "wait"])
-@virtual_time.test
 async def test_in_a_trial_generations_wait_until_the_weights_are_accepted(mode: PauseMode) -> None:
     llm = full_weights()
     updater = updater_of(llm)
@@ -186,7 +177,6 @@ async def test_in_a_trial_generations_wait_until_the_weights_are_accepted(mode: 
     assert (updater.may_generate.is_set(), updater.is_on_trial) == (True, False)
 
 
-@virtual_time.test
 async def test_a_swap_that_is_no_trial_ends_one() -> None:
     llm = full_weights(times=2)
     updater = updater_of(llm)
@@ -196,7 +186,6 @@ async def test_a_swap_that_is_no_trial_ends_one() -> None:
     assert (updater.may_generate.is_set(), updater.is_on_trial, updater.loaded) == (True, False, LoadedWeights(2))
 
 
-@virtual_time.test
 async def test_a_failed_swap_names_the_worker_and_leaves_the_version_as_it_was() -> None:
     llm = full_weights(swap_staged=[[(0.0, "ValueError: other shape")]])
     updater = updater_of(llm)
@@ -208,7 +197,6 @@ async def test_a_failed_swap_names_the_worker_and_leaves_the_version_as_it_was()
     assert updater.loaded == LoadedWeights(0)
 
 
-@virtual_time.test
 async def test_a_switch_of_adapter_pauses_nothing() -> None:
     llm = ScriptedLLM()
     updater = updater_of(llm)
@@ -222,7 +210,6 @@ async def test_a_switch_of_adapter_pauses_nothing() -> None:
     assert llm.calls == [f"add_lora 1 {folder}"]
 
 
-@virtual_time.test
 async def test_a_transfer_that_broke_off_ends_when_full_weights_are_swapped_in() -> None:
     silent = "the trainer sent nothing for 20 s"
     answers: dict[str, Any] = {
@@ -249,7 +236,6 @@ async def test_a_transfer_that_broke_off_ends_when_full_weights_are_swapped_in()
     assert llm.calls[2:5] == calls
 
 
-@virtual_time.test
 async def test_what_one_worker_has_saved_is_told_once_it_is_written() -> None:
     llm = ScriptedLLM(begin_saving=[[None, None]], saved_weights=[[None, (None, None)], [None, (("5f3a", 10), None)]])
     updater = updater_of(llm)
@@ -266,7 +252,6 @@ async def test_what_one_worker_has_saved_is_told_once_it_is_written() -> None:
         ([None, None], "the transfer was begun without a file"),
     ],
 )
-@virtual_time.test
 async def test_weights_that_no_worker_could_save_say_why(answers: list[Any], error: str) -> None:
     with pytest.raises(WeightsFailed, match=f"^{error}$"):
         await updater_of(ScriptedLLM(saved_weights=[answers])).saved_transfer()
@@ -277,7 +262,6 @@ async def test_weights_that_no_worker_could_save_say_why(answers: list[Any], err
     ("asked", "paused", "is_trial", "aborts"),
     [("keep", "abort", False, 1), ("wait", "wait", False, 0), ("keep", "abort", True, 1), ("wait", "wait", True, 1)],
 )
-@virtual_time.test
 async def test_while_full_weights_change_no_generation_of_an_adapter_goes_on(
     is_named: bool, asked: PauseMode, paused: str, is_trial: bool, aborts: int
 ) -> None:

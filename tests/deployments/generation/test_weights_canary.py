@@ -13,7 +13,6 @@ from deployments.failures import GenerationLost, GenerationNotFinite
 from deployments.generation.adapters import Adapters, LoadedAdapter
 from deployments.generation.weights_canary import CANARY_PROMPT_TOKENS, CANARY_TOKENS, WeightsCanary, canary_prompts
 from deployments.protocols.generation import GenerationRequest
-from tests import virtual_time
 from tests.fakes.async_llm import ScriptedLLM, adapter_folder
 from tests.virtual_time import run
 
@@ -102,7 +101,6 @@ def test_a_canary_that_is_not_finite_or_ends_early_has_failed(answer: RequestOut
         tried(lambda adapter: output([-1.0], [-3.0]) if adapter is None else answer)
 
 
-@virtual_time.test
 async def test_full_weights_are_compared_with_those_before() -> None:
     engine = Engine(lambda _: output([-3.0], [-2.0]))
     seen = [await engine.canary.try_current()]
@@ -114,7 +112,6 @@ async def test_full_weights_are_compared_with_those_before() -> None:
     assert seen == [False, True, True, False]
 
 
-@virtual_time.test
 async def test_weights_after_ones_without_a_canary_are_compared_with_nothing() -> None:
     engine = Engine(lambda _: output([-3.0], [-1.0]))
     await engine.canary.try_current()

@@ -26,7 +26,8 @@ from tests.deployments.images.pictures import animation, picture
 from tests.fakes.environment import StepsAlone
 from tests.fakes.image_store import ImagesInProcess
 from tests.fakes.storage import ScriptedStorage
-from tests.virtual_time import runs
+
+pytestmark = pytest.mark.true_clock
 
 RED, BLUE = picture("red"), picture("blue")
 OTHERS = name_of_image(b"another key's")
@@ -40,7 +41,6 @@ async def kept(outcome: StepOutcome, images: ImagesInProcess | None = None, **se
     return await ObservedImages(images or ImagesInProcess(), ImagesSettings(**settings)).kept(outcome, "ann")
 
 
-@runs
 async def test_bytes_are_put_once_for_the_owner_and_named_in_their_places() -> None:
     images = ImagesInProcess()
     await images.put([BLUE], "ann")
@@ -62,7 +62,6 @@ async def test_bytes_are_put_once_for_the_owner_and_named_in_their_places() -> N
         ([RED] * 5, r"it shows 5 images, and images\.max_images allows 4"),
     ],
 )
-@runs
 async def test_what_cannot_be_shown_breaks_the_step_and_nothing_is_kept(images: list[bytes | str], says: str) -> None:
     store = ImagesInProcess()
     with pytest.raises(EnvironmentBroken, match=f"^The environment's observation cannot be shown: .*{says}"):
@@ -104,7 +103,6 @@ async def results(images: ImagesInProcess | None) -> list[StepOutcome | RolloutF
     return list(await asyncio.gather(*(runner.start(request, set()) for request in requests)))
 
 
-@runs
 async def test_what_leaves_a_replica_has_names_alone() -> None:
     images = ImagesInProcess()
     start, step = await results(images)
@@ -116,7 +114,6 @@ async def test_what_leaves_a_replica_has_names_alone() -> None:
     assert await images.refused([blue, red], "bob") == [blue, red]
 
 
-@runs
 async def test_where_no_images_are_taken_one_in_an_observation_breaks_its_step() -> None:
     for result in await results(None):
         assert (type(result), str(result)) == (EnvironmentBroken, NOT_TAKEN)
@@ -146,7 +143,6 @@ class PaintingSessions(Painter):
 
 
 @pytest.mark.parametrize(("lost_session", "after"), [("fail", SessionLost), ("restart", RestartableSessionLost)])
-@runs
 async def test_a_session_whose_pictures_were_not_kept_makes_no_step_twice(
     lost_session: LostSession, after: type[RolloutFailure]
 ) -> None:

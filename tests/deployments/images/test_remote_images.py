@@ -48,7 +48,6 @@ def test_without_keys_the_owner_is_the_empty_one() -> None:
 
 
 @pytest.mark.parametrize(("method", "lost_times", "after_s"), [("put", 2, 1), ("put", 999, AWAY_S), ("answer", 999, 0)])
-@virtual_time.test
 async def test_a_store_that_has_died_is_waited_for_except_by_readiness(
     method: str, lost_times: int, after_s: float
 ) -> None:
@@ -62,7 +61,6 @@ async def test_a_store_that_has_died_is_waited_for_except_by_readiness(
     assert virtual_time.now() == pytest.approx(after_s, abs=1 if after_s == AWAY_S else 0.001)
 
 
-@virtual_time.test
 async def test_an_object_that_died_with_its_store_is_asked_of_the_next_one() -> None:
     handle = answering([content_of(OwnerDiedError("", None, ""))], [content_of(b"one")])
     assert await RemoteImages(handle).get("sha256:1") == b"one"

@@ -19,7 +19,6 @@ def store(kept: Kept | None = None) -> ImagesInProcess:
     return ImagesInProcess(SETTINGS, ScriptedStorage(kept), time_s=virtual_time.now)
 
 
-@virtual_time.test
 async def test_what_was_put_is_read_by_a_store_that_starts_again() -> None:
     kept = Kept()
     names = await store(kept).put([b"one", b"two", b"one"], "ann")
@@ -30,7 +29,6 @@ async def test_what_was_put_is_read_by_a_store_that_starts_again() -> None:
     assert await images.refused(names, "bob") == list(dict.fromkeys(names))
 
 
-@virtual_time.test
 async def test_an_unused_image_makes_room_and_one_that_is_read_does_not() -> None:
     images = store()
     used, unused = await images.put([b"one", b"two"])
@@ -43,7 +41,6 @@ async def test_an_unused_image_makes_room_and_one_that_is_read_does_not() -> Non
     assert await images.refused([used, unused]) == [unused]
 
 
-@virtual_time.test
 async def test_an_object_is_made_once_for_all_readers_and_dropped_with_its_image() -> None:
     made: list[bytes] = []
 
@@ -64,7 +61,6 @@ async def test_an_object_is_made_once_for_all_readers_and_dropped_with_its_image
     assert (await replica.reference("sha256:1"), made) == ([b"one"], [b"one"] * 2)
 
 
-@virtual_time.test
 async def test_a_read_that_fails_is_made_again_by_the_next_reader() -> None:
     storage = ScriptedStorage()
     replica = ImagesReplica(SETTINGS, storage, virtual_time.now, lambda content: content)
@@ -77,7 +73,6 @@ async def test_a_read_that_fails_is_made_again_by_the_next_reader() -> None:
     assert await replica.reference("sha256:1") == [b"one"]
 
 
-@virtual_time.test
 async def test_a_store_without_room_refuses_and_keeps_nothing_of_it() -> None:
     images = store()
     first = await images.put([bytes(60)])

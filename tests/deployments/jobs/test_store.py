@@ -25,7 +25,6 @@ def store(storage: ScriptedStorage) -> JobStore:
     return JobStore(SETTINGS, storage)
 
 
-@virtual_time.test
 async def test_while_the_database_fails_leases_are_kept(store: JobStore, storage: ScriptedStorage) -> None:
     job_id = (await store.open(*asked(key="1"), b"body")).record.job_id
     storage.is_failing = True
@@ -36,7 +35,6 @@ async def test_while_the_database_fails_leases_are_kept(store: JobStore, storage
 
 
 @pytest.mark.parametrize("error", [StorageFailed("no room"), RuntimeError("a bug")])
-@virtual_time.test
 async def test_leases_run_out_also_after_an_attempt_to_store_it_failed(
     store: JobStore, storage: ScriptedStorage, error: Exception
 ) -> None:
@@ -46,7 +44,6 @@ async def test_leases_run_out_also_after_an_attempt_to_store_it_failed(
     assert [record.state for record in await store.records("")] == ["waiting"]
 
 
-@virtual_time.test
 async def test_a_job_that_its_owner_does_not_play_waits_for_another_one(store: JobStore) -> None:
     job_id = (await store.open(*asked(owner="a"), b"body")).record.job_id
     for _two_seconds in range(2):
@@ -56,7 +53,6 @@ async def test_a_job_that_its_owner_does_not_play_waits_for_another_one(store: J
     assert waiting == [job_id]
 
 
-@virtual_time.test
 async def test_a_store_that_was_replaced_is_unhealthy(store: JobStore, storage: ScriptedStorage) -> None:
     await store.check_health()
     storage.errors.append(StoreReplaced("by another"))
@@ -65,7 +61,6 @@ async def test_a_store_that_was_replaced_is_unhealthy(store: JobStore, storage: 
             await call
 
 
-@virtual_time.test
 async def test_who_waits_for_events_gets_them_when_they_are_written(store: JobStore) -> None:
     job_id = (await store.open(*asked(), b"body")).record.job_id
     waiting = asyncio.create_task(store.events(job_id, "", 0, 1000, 60))
@@ -75,7 +70,6 @@ async def test_who_waits_for_events_gets_them_when_they_are_written(store: JobSt
     assert list((await waiting).events) == [(1, b"group")]
 
 
-@virtual_time.test
 async def test_who_waits_for_events_in_vain_gets_none_after_its_time(store: JobStore) -> None:
     job_id = (await store.open(*asked(), b"body")).record.job_id
     began = virtual_time.now()
@@ -84,7 +78,6 @@ async def test_who_waits_for_events_in_vain_gets_none_after_its_time(store: JobS
     assert virtual_time.now() == pytest.approx(began + 30)
 
 
-@virtual_time.test
 async def test_who_waits_for_events_or_orders_learns_of_a_deletion_at_once(store: JobStore) -> None:
     job_id = (await store.open(*asked(), b"body")).record.job_id
     waiting = asyncio.create_task(store.events(job_id, "", 0, 1000, 60))

@@ -16,7 +16,8 @@ from deployments.models.reward_replica import RewardModelReplica, _batches
 from deployments.models.settings import RewardModelSettings
 from deployments.rpc import batching
 from rollout_env import ChatMessage, ModelRefused, ModelUnavailable
-from tests.virtual_time import runs
+
+pytestmark = pytest.mark.true_clock
 
 
 class LengthScorer:
@@ -60,7 +61,6 @@ class Handle:
         return asyncio.ensure_future(self._called(conversations))
 
 
-@runs
 async def test_what_comes_while_the_model_works_is_scored_together() -> None:
     scorer = LengthScorer()
     scorer.go_on.clear()
@@ -75,7 +75,6 @@ async def test_what_comes_while_the_model_works_is_scored_together() -> None:
     assert [len(batch) for batch in scorer.batches] == [1, 3]
 
 
-@runs
 async def test_a_conversation_that_cannot_be_scored_fails_alone() -> None:
     model = RemoteRewardModel("helpful", Handle(replica(LengthScorer()).score))
     results = await asyncio.gather(
@@ -88,7 +87,6 @@ async def test_a_conversation_that_cannot_be_scored_fails_alone() -> None:
     assert "the score is nan" in str(results[2])
 
 
-@runs
 async def test_conversations_of_one_iteration_travel_in_one_call() -> None:
     handle = Handle(replica(LengthScorer()).score)
     model = RemoteRewardModel("helpful", handle)
@@ -97,7 +95,6 @@ async def test_conversations_of_one_iteration_travel_in_one_call() -> None:
     assert handle.calls == [6]
 
 
-@runs
 async def test_conversations_that_are_too_large_together_travel_in_several_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -111,7 +108,6 @@ async def test_conversations_that_are_too_large_together_travel_in_several_calls
 
 
 @pytest.mark.parametrize("error", [EnvironmentLost("The reward model died during the call."), RuntimeError("CUDA")])
-@runs
 async def test_a_call_that_breaks_is_a_failure_that_may_pass(error: Exception) -> None:
     async def fail(_: list[Any]) -> list[Any]:
         raise error
@@ -120,7 +116,6 @@ async def test_a_call_that_breaks_is_a_failure_that_may_pass(error: Exception) -
         await RemoteRewardModel("helpful", Handle(fail)).score(said("a"))
 
 
-@runs
 async def test_a_score_that_nobody_waits_for_any_longer_is_dropped() -> None:
     scorer = LengthScorer()
     model = RemoteRewardModel("helpful", Handle(replica(scorer).score))

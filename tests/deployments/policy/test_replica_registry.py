@@ -28,7 +28,6 @@ from deployments.policy.replica_registry import (
     ReplicaLost,
     ReplicaRegistry,
 )
-from tests import virtual_time
 from tests.deployments.policy.policy_world import a_payload
 from tests.deployments.policy.scripted_replicas import RegistryCommandSource, ScriptedReplica, Step
 from tests.fakes.cluster import ScriptedCluster
@@ -74,7 +73,6 @@ async def lost(result: asyncio.Task[CommandResult]) -> str:
     return str(lost)
 
 
-@virtual_time.test
 async def test_a_replica_that_has_not_registered_is_refused() -> None:
     actors = Actors()
     actors.register("a")
@@ -87,7 +85,6 @@ async def test_a_replica_that_has_not_registered_is_refused() -> None:
     actors.registry.forget("b", "test")
 
 
-@virtual_time.test
 async def test_a_replica_that_takes_too_long_is_lost_and_its_late_report_counts() -> None:
     actors = Actors()
     replica = actors.register("a")
@@ -99,7 +96,6 @@ async def test_a_replica_that_takes_too_long_is_lost_and_its_late_report_counts(
     assert (replica.loaded, replica.awaited_reports, now()) == (LoadedWeights(9), {}, 7.5 + LONG_POLL_S)
 
 
-@virtual_time.test
 async def test_a_replica_that_dies_is_lost_forgotten_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     actors = Actors()
     a, b, c = (actors.register(name) for name in "abc")
@@ -119,7 +115,6 @@ async def test_a_replica_that_dies_is_lost_forgotten_and_logged_once(caplog: pyt
     assert {(record.name, record.levelname) for record in caplog.records} == {("rollout_service.policy", "WARNING")}
 
 
-@virtual_time.test
 async def test_a_replica_that_registers_again_during_the_check_of_its_life_stays() -> None:
     class RegistersAgain(ScriptedCluster):
         async def is_alive(self, _actor: Any) -> bool:
@@ -132,7 +127,6 @@ async def test_a_replica_that_registers_again_during_the_check_of_its_life_stays
     assert [replica.registration.actor for replica in registry.replicas] == ["young"]
 
 
-@virtual_time.test
 async def test_a_checksum_is_of_the_weights_that_it_names() -> None:
     actors = Actors()
     replica = actors.register("a", LoadedWeights(5))
@@ -146,7 +140,6 @@ async def test_a_checksum_is_of_the_weights_that_it_names() -> None:
     assert known == [None, "new", "new", None]
 
 
-@virtual_time.test
 async def test_checksums_are_computed_once_when_somebody_asks_who_waits_for_all() -> None:
     actors = Actors()
     replica, other = actors.register("a"), actors.register("b")
@@ -169,7 +162,6 @@ async def test_checksums_are_computed_once_when_somebody_asks_who_waits_for_all(
 
 @pytest.mark.parametrize("command", [SWAP, StartTransfer(SwapOptions()), None])
 @pytest.mark.parametrize("is_known", [True, False])
-@virtual_time.test
 async def test_a_replica_whose_weights_were_reloaded_is_asked_again(command: Command | None, is_known: bool) -> None:
     actors = Actors()
     replica = actors.register("a")
@@ -287,7 +279,6 @@ async def loading(*script: Step) -> tuple[ReplicaRegistry, ScriptedReplica, "asy
     return registry, actor, asyncio.create_task(registry.load(registry.replicas[0], payloads))
 
 
-@virtual_time.test
 async def test_nothing_is_generated_with_full_weights_before_their_adapter() -> None:
     _, actor, done = await loading()
     await until(lambda: actor.loaded == LoadedWeights(1))
@@ -302,7 +293,6 @@ async def test_nothing_is_generated_with_full_weights_before_their_adapter() -> 
     [("error", ["r0"], []), ("hang", ["r0"], []), ("die", [], []), ("register again", [], ["r0"])],
 )
 @pytest.mark.parametrize("before", range(4))
-@virtual_time.test
 async def test_a_replica_that_fails_to_load_is_replaced_if_it_is_there(
     step: Step, before: int, killed: list[str], left: list[str]
 ) -> None:

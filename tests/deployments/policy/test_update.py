@@ -21,7 +21,6 @@ from deployments.policy.update import (
 from deployments.policy.versions import Version, Versions
 from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.contract.policy import PushOptions, ReplicaUpdate, SwitchOptions
-from tests import virtual_time
 from tests.deployments.policy.policy_world import (
     World,
     a_payload,
@@ -178,7 +177,6 @@ WENT_BACK = "a replica could not generate with them and went back: "
         ([["ok", "die"], ["ok", "ok", "die after"]], VersionUntried, "all replicas were lost before that: it died"),
     ],
 )
-@virtual_time.test
 async def test_replicas_that_break_in_a_trial_are_replaced_and_it_is_not_current(
     scripts: list[list[Step]], failure: type[PolicyFailure], message: str
 ) -> None:
@@ -194,7 +192,6 @@ async def test_replicas_that_break_in_a_trial_are_replaced_and_it_is_not_current
     await scene.end()
 
 
-@virtual_time.test
 async def test_time_limits_grow_with_the_size_of_the_weights() -> None:
     large = replace(NEW, size_bytes=3 * 10**9)
     scene = await Scene([["ok", "ok", "hang"]], new=large, timeout_s_per_gb=20.0).begin()

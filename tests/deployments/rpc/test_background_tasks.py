@@ -8,7 +8,6 @@ from deployments.rpc.background_tasks import BackgroundTasks, SharedCalls, until
 from tests import virtual_time
 
 
-@virtual_time.test
 async def test_callers_share_a_call_and_one_that_leaves_does_not_cancel_it() -> None:
     calls: list[int] = []
 
@@ -24,7 +23,6 @@ async def test_callers_share_a_call_and_one_that_leaves_does_not_cancel_it() -> 
     assert [*(await asyncio.gather(*staying)), await shared.result()] == [0, 0, 1]
 
 
-@virtual_time.test
 async def test_a_shared_call_that_failed_is_made_again() -> None:
     async def call() -> None:
         raise LookupError
@@ -35,7 +33,6 @@ async def test_a_shared_call_that_failed_is_made_again() -> None:
             await shared.result()
 
 
-@virtual_time.test
 async def test_work_is_repeated_until_what_it_needs_is_back() -> None:
     outcomes: list[Exception | None] = [KeyError(), KeyError(), None, KeyError(), None]
     told: list[bool] = []
@@ -56,7 +53,6 @@ def test_what_is_no_loss_is_raised() -> None:
         virtual_time.run(until_back(work, KeyError, 2.0))
 
 
-@virtual_time.test
 async def test_tasks_are_waited_for_to_their_end() -> None:
     tasks = BackgroundTasks()
     tasks.start(asyncio.sleep(1))

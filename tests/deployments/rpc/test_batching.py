@@ -42,14 +42,12 @@ async def cancelling_itself() -> str | RolloutFailure:
     raise asyncio.CancelledError
 
 
-@virtual_time.test
 async def test_results_of_one_iteration_are_yielded_together() -> None:
     jobs = [job("a", 2), job("b", 1), job("c", 2), job("d", 3)]
     batches = [(virtual_time.now(), sorted(batch)) async for batch in results_as_completed(jobs, CANCELLED, len_of)]
     assert batches == [(1, [(1, "b")]), (2, [(0, "a"), (2, "c")]), (3, [(3, "d")])]
 
 
-@virtual_time.test
 async def test_results_that_come_while_a_batch_is_read_are_yielded_together() -> None:
     batches = []
     async for batch in results_as_completed([job("a", 1), job("b", 2), job("c", 3)], CANCELLED, len_of):
@@ -58,7 +56,6 @@ async def test_results_that_come_while_a_batch_is_read_are_yielded_together() ->
     assert batches == [[(0, "a")], [(1, "b"), (2, "c")]]
 
 
-@virtual_time.test
 async def test_results_above_the_bound_of_a_message_are_yielded_in_several() -> None:
     half = "x" * (MOST_BYTES_PER_MESSAGE // 2)
     texts = [half, half, "c", 3 * half, "e"]
@@ -66,7 +63,6 @@ async def test_results_above_the_bound_of_a_message_are_yielded_in_several() -> 
     assert batches == [[(place, texts[place]) for place in places] for places in ([0, 1], [2], [3], [4])]
 
 
-@virtual_time.test
 async def test_a_job_that_is_cancelled_or_panics_has_a_failure_as_its_result(caplog: pytest.LogCaptureFixture) -> None:
     finished = results_as_completed([cancelling_itself(), panicking(), job("c", 1)], CANCELLED, len_of)
     results = {place: result async for batch in finished for place, result in batch}
@@ -77,7 +73,6 @@ async def test_a_job_that_is_cancelled_or_panics_has_a_failure_as_its_result(cap
     assert (record.levelno, record.exc_info and record.exc_info[0]) == (logging.WARNING, Panic)
 
 
-@virtual_time.test
 async def test_closing_cancels_the_jobs_that_still_run() -> None:
     cancelled_at: list[float] = []
 
@@ -122,7 +117,6 @@ async def results(calling: CallBatcher[int, int], *numbers: int) -> list[int | B
     return await asyncio.gather(*map(calling.call, numbers), return_exceptions=True)
 
 
-@virtual_time.test
 async def test_calls_of_one_iteration_go_together_and_later_ones_anew() -> None:
     calling = caller(other := Other())
     assert await results(calling, 1, 2) == [2, 4]
@@ -141,7 +135,6 @@ def test_what_breaks_the_message_is_raised_by_all_of_its_calls() -> None:
     assert asyncio.run(results(caller(other), 1, 2)) == [other.broken] * 2
 
 
-@virtual_time.test
 async def test_a_call_that_is_cancelled_keeps_no_other_from_its_result() -> None:
     calling = caller(other := Other())
     never, late, kept = (asyncio.ensure_future(calling.call(number)) for number in (1, 2, 4))
@@ -161,7 +154,6 @@ def test_a_cancellation_at_the_other_end_ends_the_message() -> None:
         asyncio.run(results_of([cancelled()]))
 
 
-@virtual_time.test
 async def test_a_group_commit_makes_one_call_at_a_time_in_order() -> None:
     calls: list[tuple[float, list[int]]] = []
 

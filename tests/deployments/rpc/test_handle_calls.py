@@ -70,7 +70,6 @@ def test_other_exceptions_pass_through() -> None:
         result_of(KeyError("bug"))
 
 
-@virtual_time.test
 async def test_cancelling_the_wait_cancels_the_call() -> None:
     call: Any = ScriptedCall([])
     waiting = asyncio.create_task(call_result(asyncio.sleep(3600), call, EnvironmentLost, "The replica"))
@@ -82,7 +81,6 @@ async def test_cancelling_the_wait_cancels_the_call() -> None:
     assert call.cancelled
 
 
-@virtual_time.test
 async def test_a_call_that_reaches_a_replica_too_late_is_cancelled_there() -> None:
     at_replica, metadata = ScriptedCall([]), cast(Any, None)
     assigned: Any = asyncio.get_running_loop().create_future()

@@ -22,7 +22,6 @@ def woken(streams: dict[str, asyncio.Event]) -> list[str]:
 A = Listener("a")
 
 
-@virtual_time.test
 async def test_each_second_one_stream_of_each_replica_and_its_caller_is_woken() -> None:
     heartbeats = Heartbeats()
     streams = {name: asyncio.Event() for name in ("a1", "a2", "b1", "a of r")}
@@ -38,7 +37,6 @@ async def test_each_second_one_stream_of_each_replica_and_its_caller_is_woken() 
         assert woken(streams) == ["a1", "b1", "a of r"]
 
 
-@virtual_time.test
 async def test_a_stream_that_was_closed_is_not_woken_but_another_of_its_caller() -> None:
     heartbeats = Heartbeats()
     streams = {name: asyncio.Event() for name in ("a1", "a2")}
@@ -49,7 +47,6 @@ async def test_a_stream_that_was_closed_is_not_woken_but_another_of_its_caller()
         assert woken(streams) == ["a2"]
 
 
-@virtual_time.test
 async def test_a_replica_without_open_streams_has_no_timer() -> None:
     heartbeats = Heartbeats()
     with heartbeats.open_stream(A, asyncio.Event()):
@@ -84,7 +81,6 @@ class GivenUp:
         self.ids += ids
 
 
-@virtual_time.test
 async def test_the_work_of_a_caller_that_has_died_is_given_up_until_it_has_ended(dead: set[str]) -> None:
     given_up = GivenUp()
     with given_up.watch.working(SECOND, ["other"]):
@@ -101,7 +97,6 @@ async def test_the_work_of_a_caller_that_has_died_is_given_up_until_it_has_ended
         assert given_up.ids == ["a", "b", "c", "a", "b"]
 
 
-@virtual_time.test
 async def test_nobody_is_watched_who_has_nothing_under_way_or_is_no_replica(dead: set[str]) -> None:
     given_up = GivenUp()
     dead.update((FIRST, "no replica", ""))

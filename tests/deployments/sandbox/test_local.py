@@ -15,9 +15,8 @@ from deployments.sandbox import Limits, LocalSandbox, Outcome, Program, SandboxL
 from deployments.sandbox.local import DEFAULT_LIMITS
 from deployments.sandbox.programs.jail import SET_CHILD_SUBREAPER
 from tests.deployments.sandbox.running_processes import is_running
-from tests.virtual_time import runs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
 
 
 def run(sandbox: LocalSandbox, source: str, limits: Limits = DEFAULT_LIMITS, **files: bytes) -> Outcome:
@@ -116,7 +115,6 @@ def test_output_is_cut_at_its_limit_to_the_byte(sandbox: LocalSandbox) -> None:
     assert (outcome.ended_by, len(outcome.stdout)) == ("exit", 1500), "exactly the limit is no excess"
 
 
-@runs
 async def test_a_run_that_nobody_waits_for_is_ended(sandbox: LocalSandbox) -> None:
     token = secrets.token_hex(8)
     program = Program("import time\ntime.sleep(99)", arguments=(token,))
@@ -130,13 +128,11 @@ async def test_a_run_that_nobody_waits_for_is_ended(sandbox: LocalSandbox) -> No
         await asyncio.sleep(0.01)
 
 
-@runs
 async def test_further_runs_wait_and_all_are_answered(sandbox: LocalSandbox) -> None:
     outcomes = await asyncio.gather(*(sandbox.run(Program("print(1)")) for _ in range(6)))
     assert [outcome.stdout for outcome in outcomes] == ["1\n"] * 6
 
 
-@runs
 async def test_closing_ends_the_runs_and_they_fail_as_lost() -> None:
     sandbox = LocalSandbox(max_concurrent_runs=1)
     token = secrets.token_hex(8)

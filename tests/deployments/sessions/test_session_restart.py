@@ -13,10 +13,10 @@ from rollout_client.contract.rollouts import SampleInput
 from rollout_client.contract.sessions import SessionLimits, SessionReward
 from tests import virtual_time
 from tests.deployments.sessions.test_session_store import PLAIN, QUESTION, Kept, opening
-from tests.virtual_time import runs
+
+pytestmark = pytest.mark.true_clock
 
 
-@runs
 async def test_a_store_that_starts_again_has_all_of_the_sessions() -> None:
     sample = SampleInput.model_validate({"task_name": "math", "id": "mine", "more": [1]})
     kept = await Kept().open(sample=sample, generation_index=2)
@@ -33,7 +33,6 @@ async def test_a_store_that_starts_again_has_all_of_the_sessions() -> None:
     assert await kept.store.infos("team") == infos
 
 
-@runs
 async def test_a_store_that_starts_again_knows_limits_deadline_and_end() -> None:
     kept = await Kept().open(limits=SessionLimits(max_calls=2), deadline_s=50)
     await kept.call("one")
@@ -53,7 +52,6 @@ async def test_a_store_that_starts_again_knows_limits_deadline_and_end() -> None
     assert (await kept.store.info("s", "team")).status == "deadline"
 
 
-@runs
 async def test_sessions_expire_when_they_were_idle_for_long_after_a_start() -> None:
     kept = await Kept().open(limits=SessionLimits(idle_s=600))
     kept.clock.now = 5000
@@ -69,7 +67,6 @@ async def test_sessions_expire_when_they_were_idle_for_long_after_a_start() -> N
         await kept.store.samples("s", "team")
 
 
-@runs
 async def test_a_call_that_runs_while_the_store_dies_is_recorded_once() -> None:
     kept = await Kept().open(limits=SessionLimits(idle_s=60))
     for _ in range(2):
@@ -90,7 +87,6 @@ async def test_a_call_that_runs_while_the_store_dies_is_recorded_once() -> None:
     assert set(kept.storage.kept.entries["s"]) == {EntryName("opened", 0), EntryName("call", 0)}
 
 
-@runs
 async def test_sessions_whose_entries_have_another_form_are_dropped() -> None:
     kept = await Kept().open("s")
     await kept.open("t")
@@ -103,7 +99,6 @@ async def test_sessions_whose_entries_have_another_form_are_dropped() -> None:
     assert list(kept.storage.kept.records) == ["t"]
 
 
-@runs
 async def test_a_store_with_less_room_drops_what_was_used_longest_ago() -> None:
     kept = await Kept().open("s")
     for now, name in ((1, "t"), (2, "u")):
@@ -151,7 +146,6 @@ async def test_a_session_that_cannot_be_read_is_read_when_the_database_is_back()
     assert [len(answer.samples) for answer in both] == [1, 1]
 
 
-@runs
 async def test_a_store_that_another_one_has_replaced_refuses_every_call() -> None:
     kept = await Kept().open()
     old, plan = kept.store, await kept.store.plan("s", "one", [QUESTION], PLAIN)

@@ -24,7 +24,8 @@ from deployments.sessions.session_table import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.contract.sessions import SessionLimits, SessionRequest
 from tests.fakes.storage import ScriptedStorage
-from tests.virtual_time import runs
+
+pytestmark = pytest.mark.true_clock
 
 QUESTION = {"role": "user", "content": "Q"}
 ANSWER = {"role": "assistant", "content": "A"}
@@ -84,7 +85,6 @@ def call_of(name: str, plan: Plan, messages: list[dict[str, Any]], *made: Genera
     return EngineCall(name, PLAIN, plan, new, packed_ids([5]), made)
 
 
-@runs
 async def test_what_was_generated_is_in_the_samples_of_its_branch() -> None:
     kept = await Kept().open()
     await kept.call("one")
@@ -98,7 +98,6 @@ async def test_what_was_generated_is_in_the_samples_of_its_branch() -> None:
     assert (info.generated_tokens, info.total_tokens) == (2, 7)
 
 
-@runs
 async def test_a_call_whose_session_is_deleted_meanwhile_is_not_recorded() -> None:
     kept = await Kept().open()
     plans = {name: await kept.store.plan("s", name, [QUESTION], PLAIN) for name in ("one", "two")}
@@ -112,7 +111,6 @@ async def test_a_call_whose_session_is_deleted_meanwhile_is_not_recorded() -> No
     assert (type(being_stored), type(waiting), deleted) == (SessionUnknown, SessionUnknown, None)
 
 
-@runs
 async def test_calls_that_come_together_have_a_result_or_a_failure_each() -> None:
     kept = await Kept().open(limits=SessionLimits(max_calls=2))
     asked = (("s", "one"), ("s", "two"), ("gone", "x"), ("s", "y"))
@@ -128,7 +126,6 @@ async def test_calls_that_come_together_have_a_result_or_a_failure_each() -> Non
     assert isinstance(closed, SessionClosed)
 
 
-@runs
 async def test_a_session_is_its_callers_alone() -> None:
     kept = await Kept().open()
     for asked in (kept.store.info, kept.store.samples, kept.store.drift, kept.store.end, kept.store.delete):
@@ -139,7 +136,6 @@ async def test_a_session_is_its_callers_alone() -> None:
 
 
 @pytest.mark.parametrize(("how", "says"), [("ended", "has ended"), ("deadline", "The deadline of session 's' is over")])
-@runs
 async def test_a_session_that_is_over_aborts_its_calls_and_takes_no_more(how: str, says: str) -> None:
     kept = await Kept().open(deadline_s=5)
     await kept.store.plan("s", "one", [QUESTION], PLAIN)
@@ -158,7 +154,6 @@ async def test_a_session_that_is_over_aborts_its_calls_and_takes_no_more(how: st
     assert (await kept.store.samples("s", "team")).samples == []
 
 
-@runs
 async def test_a_call_of_a_silent_replica_ends_until_it_is_heard_again() -> None:
     kept = await Kept().open()
     plan = await kept.store.plan("s", "one", [QUESTION], PLAIN)
@@ -174,7 +169,6 @@ async def test_a_call_of_a_silent_replica_ends_until_it_is_heard_again() -> None
     assert (info.calls_in_flight, info.branches) == (0, 1)
 
 
-@runs
 async def test_a_deleted_session_is_gone_with_its_record_and_calls_are_aborted() -> None:
     kept = await Kept().open()
     await kept.call("one")
@@ -186,7 +180,6 @@ async def test_a_deleted_session_is_gone_with_its_record_and_calls_are_aborted()
         await kept.store.samples("s", "team")
 
 
-@runs
 async def test_a_call_that_has_ended_does_not_begin_again_by_a_late_word() -> None:
     kept = await Kept().open(limits=SessionLimits(max_calls=1))
     await kept.store.plan("s", "one", [QUESTION], PLAIN)
@@ -197,7 +190,6 @@ async def test_a_call_that_has_ended_does_not_begin_again_by_a_late_word() -> No
     await kept.call("two")
 
 
-@runs
 @pytest.mark.parametrize("step_s", [1000, -1000])
 async def test_a_wall_clock_that_is_set_ends_no_call_and_drops_no_session(step_s: float) -> None:
     kept = await Kept().open(limits=SessionLimits(idle_s=60), deadline_s=100)

@@ -27,7 +27,8 @@ from deployments.storage.storage import (
     StoreKind,
     StoreReplaced,
 )
-from tests.virtual_time import runs
+
+pytestmark = pytest.mark.true_clock
 
 BODY, EVENT, TURN = EntryName("body", 0), EntryName("event", 1), EntryName("journal", 7)
 Open = Callable[..., Storage]
@@ -78,7 +79,6 @@ def open_storage(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     return lambda kind=job: RedisStorage(FakeAsyncRedis(server=server), "test", kind)
 
 
-@runs
 async def test_what_was_applied_is_there_for_the_next_store(open_storage: Open) -> None:
     first = open_storage()
     assert await first.take_over() == []
@@ -93,7 +93,6 @@ async def test_what_was_applied_is_there_for_the_next_store(open_storage: Open) 
     assert await second.read("j", []) == {}
 
 
-@runs
 async def test_a_store_that_was_replaced_writes_no_more(open_storage: Open) -> None:
     old, new = open_storage(), open_storage()
     await old.take_over()
@@ -106,7 +105,6 @@ async def test_a_store_that_was_replaced_writes_no_more(open_storage: Open) -> N
     assert {loaded.record for loaded in await third.take_over()} == {b"early", b"r"}
 
 
-@runs
 async def test_jobs_and_sessions_in_one_place_know_nothing_of_each_other(open_storage: Open) -> None:
     jobs, sessions = open_storage("job"), open_storage("session")
     await jobs.take_over()
@@ -116,7 +114,6 @@ async def test_jobs_and_sessions_in_one_place_know_nothing_of_each_other(open_st
     assert await sessions.read("j", [EVENT]) == {}
 
 
-@runs
 async def test_changes_are_made_together_or_not_at_all(tmp_path: Path) -> None:
     storage = SqliteStorage(tmp_path, "job")
     await storage.take_over()
@@ -126,7 +123,6 @@ async def test_changes_are_made_together_or_not_at_all(tmp_path: Path) -> None:
     assert await storage.take_over() == []
 
 
-@runs
 async def test_a_full_disk_is_named_changes_nothing_and_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connections, connect = list[sqlite3.Connection](), sqlite3.connect
 
@@ -151,7 +147,6 @@ async def test_a_full_disk_is_named_changes_nothing_and_passes(tmp_path: Path, m
     assert (tmp_path / "jobs.sqlite").stat().st_mode & 0o777 == 0o600
 
 
-@runs
 async def test_a_database_that_cannot_be_reached_is_named_by_every_call(tmp_path: Path) -> None:
     nobody = storage_of(StorageSettings(redis_url=f"unix://{tmp_path}/nobody"), "job")
     (tmp_path / "jobs.sqlite").mkdir()
@@ -161,7 +156,6 @@ async def test_a_database_that_cannot_be_reached_is_named_by_every_call(tmp_path
                 await call
 
 
-@runs
 async def test_the_password_of_the_redis_is_read_from_its_file(tmp_path: Path) -> None:
     right, wrong = tmp_path / "right", tmp_path / "wrong"
     right.write_text("pass: word@\n")

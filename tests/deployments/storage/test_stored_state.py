@@ -28,7 +28,6 @@ class Names:
         return await self.state.change(plan)
 
 
-@virtual_time.test
 async def test_nothing_is_answered_before_it_is_stored_and_then_it_is_committed() -> None:
     names = Names()
     names.storage.gate.clear()
@@ -41,7 +40,6 @@ async def test_nothing_is_answered_before_it_is_stored_and_then_it_is_committed(
     assert await staying == ["a", "c"], "only the first one may have been stored when its caller left"
 
 
-@virtual_time.test
 async def test_a_database_that_fails_is_tried_again_and_calls_end_in_time() -> None:
     names = Names(StorageFailed("no"), StorageFailed("disk"))
     assert await names.put("a") == ["a"]
@@ -56,7 +54,6 @@ async def test_a_database_that_fails_is_tried_again_and_calls_end_in_time() -> N
     assert await names.put("d") == ["a", "b", "d"], "the first one may have been stored; the other never was"
 
 
-@virtual_time.test
 async def test_a_state_that_cannot_be_loaded_is_loaded_when_it_can() -> None:
     names = Names()
     names.storage.is_failing = True
@@ -67,7 +64,6 @@ async def test_a_state_that_cannot_be_loaded_is_loaded_when_it_can() -> None:
     assert await names.state.started() == []
 
 
-@virtual_time.test
 async def test_a_state_that_another_store_has_taken_over_refuses_every_call() -> None:
     names = Names(StoreReplaced("by another"))
     first, waiting = names.put("a"), names.put("b")

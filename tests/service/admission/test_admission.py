@@ -185,7 +185,6 @@ def test_an_idle_replica_refuses_a_request_above_its_share_for_good() -> None:
     assert refusal(raised) == (422, "samples", message)
 
 
-@virtual_time.test
 async def test_an_admission_that_drains_ends_with_the_last_in_flight() -> None:
     admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN)
     with admission_.admitted(0):
@@ -200,7 +199,6 @@ async def test_an_admission_that_drains_ends_with_the_last_in_flight() -> None:
     assert virtual_time.now() == pytest.approx(3, abs=0.2)
 
 
-@virtual_time.test
 async def test_an_admission_that_drains_says_what_has_not_ended_in_time() -> None:
     admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN)
     with admission_.admitted(0) as admitted:

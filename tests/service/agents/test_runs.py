@@ -26,7 +26,9 @@ from tests.fakes.policy_store import ScriptedStore
 from tests.fakes.storage import ScriptedStorage
 from tests.service.agents.agent_runs import record_call
 from tests.service.scripted import ScriptedEnvironment
-from tests.virtual_time import now, runs
+from tests.virtual_time import now
+
+pytestmark = pytest.mark.true_clock
 
 QUESTION = {"role": "user", "content": "Q"}
 SAMPLE = SampleInput.model_validate(
@@ -98,7 +100,6 @@ class Service:
         return len(await self.store.infos(""))
 
 
-@runs
 async def test_a_run_has_the_record_of_its_session_which_is_deleted() -> None:
     service = Service(reward={"right": 1.0})
     run = await service.run()
@@ -109,7 +110,6 @@ async def test_a_run_has_the_record_of_its_session_which_is_deleted() -> None:
     assert await service.sessions_left() == 0
 
 
-@runs
 async def test_the_agent_gets_its_session_and_its_sample() -> None:
     service = Service()
     await service.run()
@@ -127,7 +127,6 @@ async def test_the_agent_gets_its_session_and_its_sample() -> None:
     assert (request.step_id, request.rollout_id, request.sample) == ("r-0-run-0", "r-0", 7)
 
 
-@runs
 async def test_columns_with_names_of_a_session_cost_a_rollout_none_of_its_tokens() -> None:
     columns = {"branch": "main", "session_id": "x", "generation_ids": [1], "shared_messages": "none", "level": 3}
     run = await Service().run(sample=SampleInput.model_validate({"task_name": "task", **columns}))
@@ -137,7 +136,6 @@ async def test_columns_with_names_of_a_session_cost_a_rollout_none_of_its_tokens
     assert (branch.model_extra, len(branch.generation_ids)) == ({"level": 3}, 2)
 
 
-@runs
 async def test_its_calls_share_the_engines_with_the_others_of_its_request() -> None:
     opened: list[Any] = []
 
@@ -148,7 +146,6 @@ async def test_its_calls_share_the_engines_with_the_others_of_its_request() -> N
     assert (opened[0].share_id, opened[0].request.generation_index) == ("r", 2)
 
 
-@runs
 async def test_a_run_that_fails_has_what_was_generated_until_then() -> None:
     failure = AgentFailed("The agent ended with exit code 1.")
     service = Service(failure=failure)
@@ -181,7 +178,6 @@ async def test_a_session_is_kept_while_its_agent_makes_no_call() -> None:
 @pytest.mark.parametrize(
     ("limits", "limit"), [({"max_calls": 2}, "max_calls"), ({"max_tokens": 5}, "max_tokens"), ({"max_calls": 3}, None)]
 )
-@runs
 async def test_a_run_says_which_limit_its_session_has_reached(limits: dict[str, int], limit: str | None) -> None:
     assert (await Service().run(limits=SessionLimits(**limits))).limit == limit
 
@@ -194,7 +190,6 @@ async def waiting_run(service: Service) -> "asyncio.Task[AgentRunOutcome]":
     return running
 
 
-@runs
 async def test_a_run_that_is_interrupted_returns_with_what_was_generated() -> None:
     service = Service(asks_and_waits)
     running = await waiting_run(service)
@@ -206,7 +201,6 @@ async def test_a_run_that_is_interrupted_returns_with_what_was_generated() -> No
     assert await service.sessions_left() == 0
 
 
-@runs
 async def test_a_run_that_is_cancelled_ends_its_agent_and_deletes_its_session() -> None:
     service = Service(asks_and_waits)
     running = await waiting_run(service)
@@ -218,7 +212,6 @@ async def test_a_run_that_is_cancelled_ends_its_agent_and_deletes_its_session() 
 
 
 @pytest.mark.parametrize("stage", ["the store was not asked yet", "the store has not answered yet"])
-@runs
 async def test_a_run_that_is_cancelled_while_its_session_is_opened_leaves_none(stage: str) -> None:
     service = Service()
     goes_on, opened, open_session = asyncio.Event(), asyncio.Event(), service.store.open
@@ -243,7 +236,6 @@ async def test_a_run_that_is_cancelled_while_its_session_is_opened_leaves_none(s
     assert not service.program.requests
 
 
-@runs
 async def test_calls_of_a_deleted_session_are_aborted() -> None:
     service = Service()
 
@@ -257,7 +249,6 @@ async def test_calls_of_a_deleted_session_are_aborted() -> None:
     assert await service.store.heard({"open": "gone"}) == ["open"]
 
 
-@runs
 async def test_a_session_for_which_there_is_no_room_is_a_run_to_be_made_again() -> None:
     service = Service(settings=SessionsSettings(max_bytes=1))
     run = await service.run()
@@ -265,7 +256,6 @@ async def test_a_session_for_which_there_is_no_room_is_a_run_to_be_made_again() 
     assert not service.program.requests
 
 
-@runs
 async def test_a_record_that_is_lost_meanwhile_is_a_run_to_be_made_again() -> None:
     async def loses_its_record(program: CallingProgram, session_id: str) -> None:
         await program.store.delete(session_id, "")

@@ -13,7 +13,6 @@ from deployments.failures import GenerationRejected
 from service.access.access_control import AccessControl
 from service.admission.capacity import Amounts
 from service.settings import RequestLimits
-from tests import virtual_time
 from tests.clients.scripted_service import served
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of
 from tests.service.jobs.test_jobs import GivenKeys, entry
@@ -115,7 +114,6 @@ def held_on(cluster: ScriptedIngresses) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "headers"), [("/rollout", {"idempotency_key": "k"}), ("/jobs", {})])
-@virtual_time.test
 async def test_a_job_holds_the_rollouts_of_its_key_until_it_ends(path: str, headers: dict[str, str]) -> None:
     cluster = of_team(max_rollouts=2)
     posted = asyncio.create_task(cluster.post(0, request_of(groups=1), path=path, **TEAM, **headers))
@@ -128,7 +126,6 @@ async def test_a_job_holds_the_rollouts_of_its_key_until_it_ends(path: str, head
     assert (await posted).status_code in (200, 202)
 
 
-@virtual_time.test
 async def test_a_request_that_is_posted_again_costs_its_quota_once() -> None:
     cluster = of_team(max_rollouts=4)
     posts = []

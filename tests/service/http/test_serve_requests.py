@@ -87,7 +87,6 @@ def assert_in_turn(iterations: list[int], count: int = 100) -> None:
     assert max(Counter(iterations).values()) <= STEPS_PER_ITERATION
 
 
-@virtual_time.test
 async def test_requests_that_come_at_once_begin_in_turn() -> None:
     begun_in: list[int] = []
 
@@ -99,7 +98,6 @@ async def test_requests_that_come_at_once_begin_in_turn() -> None:
 
 
 @pytest.mark.parametrize("is_dead", [False, True], ids=["a message", "the disconnect of a dead proxy"])
-@virtual_time.test
 async def test_messages_that_come_at_once_reach_the_application_in_turn(is_dead: bool) -> None:
     heard_in: list[int] = []
     sent = asyncio.Event()
@@ -121,7 +119,6 @@ async def test_messages_that_come_at_once_reach_the_application_in_turn(is_dead:
     assert_in_turn(heard_in)
 
 
-@virtual_time.test
 async def test_messages_that_are_sent_at_once_are_sent_in_turn() -> None:
     sent_in: list[int] = []
     sent: Counter[str] = Counter()
@@ -145,7 +142,6 @@ async def test_messages_that_are_sent_at_once_are_sent_in_turn() -> None:
     assert_in_turn(sent_in, 200)
 
 
-@virtual_time.test
 async def test_requests_that_are_cancelled_at_once_end_in_turn() -> None:
     ended_in: list[int] = []
 

@@ -8,7 +8,6 @@ import pytest
 
 from rollout_client import AsyncRolloutClient, RequestRejected
 from rollout_client.errors import RolloutTimeout
-from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, slow_cluster
 
 REQUEST = request_of(groups=3)
@@ -16,7 +15,6 @@ SAMPLES: list[Any] = REQUEST["samples"]
 OPTIONS: dict[str, Any] = {name: value for name, value in REQUEST.items() if name != "samples"}
 
 
-@virtual_time.test
 async def test_a_job_is_followed_to_its_end_acknowledged_and_deleted() -> None:
     cluster = ScriptedIngresses()
     jobs = cluster.client(0).jobs
@@ -43,7 +41,6 @@ async def streamed(client: AsyncRolloutClient) -> None:
 
 
 @pytest.mark.parametrize("call", [whole, streamed])
-@virtual_time.test
 async def test_a_call_with_a_key_that_is_cancelled_ends_its_run(
     call: Callable[[AsyncRolloutClient], Awaitable[None]],
 ) -> None:
@@ -58,7 +55,6 @@ async def test_a_call_with_a_key_that_is_cancelled_ends_its_run(
     assert (await cluster.all_jobs(), cluster.generator.cancelled) == ([], 6)
 
 
-@virtual_time.test
 async def test_a_call_that_ran_out_of_time_leaves_its_run_to_the_next() -> None:
     cluster = slow_cluster()
     with pytest.raises(RolloutTimeout):
@@ -68,7 +64,6 @@ async def test_a_call_that_ran_out_of_time_leaves_its_run_to_the_next() -> None:
     assert len(response.samples) == len(cluster.generator.requests) == 6
 
 
-@virtual_time.test
 async def test_the_job_of_a_key_is_deleted_by_its_key() -> None:
     cluster = slow_cluster()
     await cluster.submit(REQUEST, idempotency_key='"k"')

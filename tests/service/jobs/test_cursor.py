@@ -150,7 +150,6 @@ async def test_each_sample_is_trained_on_once_whatever_dies(happenings: list[tup
     assert sorted(trainer.trained) == sorted(f"s{place}" for place in range(FIRST, FIRST + COUNT))
 
 
-@virtual_time.test
 async def test_a_cursor_names_what_is_left_and_posted_it_plays_that_alone() -> None:
     cluster = ScriptedIngresses(data=Rows())
     jobs = cluster.client(0).jobs
@@ -174,7 +173,6 @@ async def test_a_cursor_names_what_is_left_and_posted_it_plays_that_alone() -> N
     assert await jobs.resume(at_end) is None
 
 
-@virtual_time.test
 async def test_a_cursor_leaves_the_samples_whose_groups_have_failed() -> None:
     failing = {FIRST + 1: 2, FIRST + 2: 2, FIRST + 4: 1, FIRST + 6: 2}
     cluster = ScriptedIngresses(data=Rows(), environment=FlakyEnvironment(failing))
@@ -189,7 +187,6 @@ async def test_a_cursor_leaves_the_samples_whose_groups_have_failed() -> None:
     assert (left.seed, left.revision) == (3, "1 with seed 3")
 
 
-@virtual_time.test
 async def test_a_cursor_of_other_data_begins_no_job_and_says_so() -> None:
     data = Rows()
     cluster = ScriptedIngresses(data=data)
@@ -207,7 +204,6 @@ async def test_a_cursor_of_other_data_begins_no_job_and_says_so() -> None:
     assert (await jobs.resume(cursor, **OPTIONS)) is not None
 
 
-@virtual_time.test
 async def test_a_job_whose_data_have_changed_fails() -> None:
     data = Rows()
     cluster = ScriptedIngresses(data=data)
@@ -220,7 +216,6 @@ async def test_a_job_whose_data_have_changed_fails() -> None:
     assert last["problem"]["errors"][0]["field"] == "samples_from[0].revision"
 
 
-@virtual_time.test
 async def test_a_job_of_posted_samples_has_no_cursor() -> None:
     cluster = ScriptedIngresses(data=Rows())
     job = (await cluster.post(0, request_of(), path="/jobs")).json()

@@ -19,7 +19,6 @@ def cluster_with_records() -> ScriptedIngresses:
     return slow_cluster(10, outcome("1"), outcome("2"), outcome("3"), records=store)
 
 
-@virtual_time.test
 async def test_a_job_of_forks_goes_on_without_the_record_of_their_parent() -> None:
     cluster = cluster_with_records()
     answer = (await cluster.post(0, {"samples": [PLAYED], "max_rollout_turns": 2})).json()

@@ -11,7 +11,6 @@ from deployments.failures import GenerationRejected
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.arrow_bodies import read_response
 from service.jobs.runner import MOST_GATHERING
-from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, slow_cluster
 from tests.service.scripted import ScriptedGenerator, outcome, without_names
 from tests.service.scripted_http import ScriptedHttp
@@ -25,7 +24,6 @@ def without_request_id(response: httpx.Response) -> dict[str, Any]:
     return answer
 
 
-@virtual_time.test
 async def test_a_request_with_a_key_has_the_answer_of_one_without() -> None:
     plain = await ScriptedIngresses().post(0, REQUEST)
     cluster = ScriptedIngresses()
@@ -41,7 +39,6 @@ async def test_a_request_with_a_key_has_the_answer_of_one_without() -> None:
     assert found == expected
 
 
-@virtual_time.test
 async def test_a_request_posted_again_attaches_to_the_running_one() -> None:
     cluster = ScriptedIngresses()
     first = asyncio.create_task(cluster.post(0, REQUEST, idempotency_key='"k"'))
@@ -53,7 +50,6 @@ async def test_a_request_posted_again_attaches_to_the_running_one() -> None:
     assert len({generation.rpartition("-")[0].split("-")[1] for generation in generations}) == 1, "all of one run"
 
 
-@virtual_time.test
 async def test_a_request_posted_again_gets_the_stored_answer_in_any_format() -> None:
     cluster = ScriptedIngresses()
     first = await cluster.post(0, REQUEST, idempotency_key='"k"')
@@ -67,7 +63,6 @@ async def test_a_request_posted_again_gets_the_stored_answer_in_any_format() -> 
     assert len(cluster.generator.requests) == played
 
 
-@virtual_time.test
 async def test_a_key_with_another_body_is_refused() -> None:
     cluster = ScriptedIngresses()
     await cluster.post(0, REQUEST, idempotency_key='"k"')
@@ -77,7 +72,6 @@ async def test_a_key_with_another_body_is_refused() -> None:
 
 
 @pytest.mark.parametrize("key", ['""', '"open', "a b", '"k";x=1', '("k")', "?1", '"' + "k" * 256 + '"', "ü"])
-@virtual_time.test
 async def test_a_key_that_is_none_is_refused(key: str) -> None:
     headers = [(b"idempotency-key", key.encode("latin-1"))]
     response = await ScriptedIngresses().request(0, "POST", "/rollout", content="{}", headers=headers)
@@ -86,7 +80,6 @@ async def test_a_key_that_is_none_is_refused(key: str) -> None:
 
 @pytest.mark.parametrize("path", ["/jobs", "/rollout"])
 @pytest.mark.parametrize("late", ["", "write"])
-@virtual_time.test
 async def test_a_request_that_is_refused_leaves_its_key_free(path: str, late: str) -> None:
     cluster = ScriptedIngresses()
     cluster.answers_late = late
@@ -98,7 +91,6 @@ async def test_a_request_that_is_refused_leaves_its_key_free(path: str, late: st
     assert job["state"] == "completed", "what was refused is forgotten"
 
 
-@virtual_time.test
 async def test_a_failed_request_fails_again_without_a_second_run() -> None:
     cluster = ScriptedIngresses(generator=ScriptedGenerator([GenerationRejected("no")]))
     request = request_of(on_error="fail", groups=1, num_generations=1)
@@ -108,7 +100,6 @@ async def test_a_failed_request_fails_again_without_a_second_run() -> None:
     assert len(cluster.generator.requests) == 1
 
 
-@virtual_time.test
 async def test_a_write_of_an_earlier_epoch_does_not_stop_a_job() -> None:
     cluster = slow_cluster(19, outcome("x"), outcome("x", terminated=True), replicas=1)
     posted = asyncio.create_task(cluster.post(0, request_of(groups=1, num_generations=1), idempotency_key="k"))
@@ -122,7 +113,6 @@ async def test_a_write_of_an_earlier_epoch_does_not_stop_a_job() -> None:
     assert (len(cluster.generator.requests), cluster.generator.cancelled) == (2, 0), "none was cancelled"
 
 
-@virtual_time.test
 async def test_only_so_many_callers_gather_the_answer_of_one_key_at_once() -> None:
     cluster = slow_cluster(10)
     waiting = [asyncio.create_task(cluster.post(0, REQUEST, idempotency_key="k")) for _ in range(MOST_GATHERING)]

@@ -8,13 +8,11 @@ import pytest
 
 from service.access.access_control import AccessControl
 from service.access.keys import KeyRing, hash_of, parsed_keys
-from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, slow_cluster
 
 REQUEST = request_of(groups=3)
 
 
-@virtual_time.test
 async def test_a_job_is_accepted_and_known_to_any_replica() -> None:
     cluster = ScriptedIngresses()
     response = await cluster.post(0, REQUEST, path="/jobs", x_request_id="step-17")
@@ -28,7 +26,6 @@ async def test_a_job_is_accepted_and_known_to_any_replica() -> None:
     assert listed == ended
 
 
-@virtual_time.test
 async def test_the_events_are_the_groups_and_then_the_summary() -> None:
     cluster = ScriptedIngresses()
     answer = (await cluster.post(0, REQUEST, idempotency_key="k")).json()
@@ -44,7 +41,6 @@ async def test_the_events_are_the_groups_and_then_the_summary() -> None:
     assert await cluster.events(job["job_id"], after=4) == []
 
 
-@virtual_time.test
 async def test_only_events_that_a_job_has_are_acknowledged() -> None:
     cluster = ScriptedIngresses()
     path = f"/jobs/{await cluster.submit(REQUEST)}/acknowledge"
@@ -53,7 +49,6 @@ async def test_only_events_that_a_job_has_are_acknowledged() -> None:
         assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "last")
 
 
-@virtual_time.test
 async def test_a_deleted_job_stops_at_once_and_is_not_known_any_longer() -> None:
     cluster = slow_cluster()
     job_id = await cluster.submit(REQUEST, idempotency_key="k")
@@ -68,7 +63,6 @@ async def test_a_deleted_job_stops_at_once_and_is_not_known_any_longer() -> None
     assert again.json()["job_id"] != job_id
 
 
-@virtual_time.test
 async def test_a_stream_that_is_silent_sends_heartbeats() -> None:
     cluster = slow_cluster()
     job_id = await cluster.submit(request_of(groups=1))
@@ -77,7 +71,6 @@ async def test_a_stream_that_is_silent_sends_heartbeats() -> None:
     assert [json.loads(line)["event"] for line in lines[2:] if line] == [1, 2]
 
 
-@virtual_time.test
 async def test_the_stream_of_a_rollout_has_the_heartbeats_that_are_asked_for() -> None:
     async def lines(**headers: str) -> list[str]:
         response = await slow_cluster().post(0, request_of(groups=1), accept="application/x-ndjson", **headers)
@@ -91,7 +84,6 @@ async def test_the_stream_of_a_rollout_has_the_heartbeats_that_are_asked_for() -
 
 
 @pytest.mark.parametrize("scope", ["rollout", "admin"])
-@virtual_time.test
 async def test_the_jobs_and_keys_of_another_caller_are_unknown(scope: str) -> None:
     own, others = ({"authorization": f"Bearer key-{name}"} for name in "ab")
     keys: Any = GivenKeys(entry("a", "key-a"), entry("b", "key-b", scope))
@@ -142,7 +134,6 @@ def entry(name: str, key: str, *scopes: str, **fields: Any) -> dict[str, Any]:
     ],
     ids=["allowed", "allowed by one of two keys", "over its quota now", "without the scope now", "revoked"],
 )
-@virtual_time.test
 async def test_a_job_that_goes_on_may_do_what_its_key_allows_then(
     now_in_the_file: list[dict[str, Any]], problem: str | None
 ) -> None:

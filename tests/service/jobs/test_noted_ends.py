@@ -72,7 +72,6 @@ async def test_each_end_is_counted_and_recorded_once_whatever_dies(kills_after_s
     assert await cluster.recorded() == sorted(sample["rollout_id"] for sample in samples)
 
 
-@virtual_time.test
 async def test_a_rollout_that_was_delivered_is_not_played_again() -> None:
     cluster = CountedIngresses()
     job_id = await cluster.submit(request_of(groups=8, max_rollout_turns=6))
@@ -83,7 +82,6 @@ async def test_a_rollout_that_was_delivered_is_not_played_again() -> None:
     assert {cluster.observed.played[rollout] for rollout in names(before)} == {1}
 
 
-@virtual_time.test
 async def test_an_end_is_noted_when_its_group_is_delivered() -> None:
     generator = ScriptedGenerator(["abc"], delay_of=lambda request: 30 if request.rollout_id.endswith("-1") else 10)
     cluster = CountedIngresses(generator=generator, environment=ScriptedEnvironment([outcome(terminated=True)]))

@@ -110,7 +110,6 @@ async def test_a_job_brings_each_group_once_in_order_whatever_dies(seed: int, ki
     assert last["summary"]["metrics"]["total_turns"] == 18
 
 
-@virtual_time.test
 async def test_a_summary_has_all_groups_whose_events_came_before_a_death() -> None:
     service = cluster(slowest_s=2)
     job_id = await service.submit(request_for(7))
@@ -127,7 +126,6 @@ async def test_a_summary_has_all_groups_whose_events_came_before_a_death() -> No
     assert (len(groups), last["summary"]["groups"]["kept"]) == (5, 5)
 
 
-@virtual_time.test
 async def test_the_cursor_of_a_job_begins_after_the_last_sample_of_its_events() -> None:
     service = cluster()
     job_id, events = await play(service, 3, [])

@@ -94,7 +94,6 @@ async def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run(
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/rollout"])
-@virtual_time.test
 async def test_a_job_whose_opening_was_stored_and_not_answered_is_played(path: str, undisturbed: Undisturbed) -> None:
     cluster = ScriptedIngresses()
     cluster.dies_after = "open"
@@ -114,7 +113,6 @@ async def test_a_job_whose_opening_was_stored_and_not_answered_is_played(path: s
         ("read_errors", [StoreReplaced("by another")]),
     ],
 )
-@virtual_time.test
 async def test_a_job_ends_whatever_breaks_while_it_is_taken_over(broken: str, how: Any) -> None:
     cluster, job_id = await playing(1)
     setattr(cluster.storage if broken == "read_errors" else cluster, broken, how)
@@ -123,7 +121,6 @@ async def test_a_job_ends_whatever_breaks_while_it_is_taken_over(broken: str, ho
     assert sorted(each["position"] for each in await cluster.samples(job_id)) == list(range(6))
 
 
-@virtual_time.test
 async def test_a_failing_database_costs_no_rollout_once_it_is_back(undisturbed: Undisturbed) -> None:
     cluster, job_id = await playing(1, idempotency_key="k")
     cluster.storage.is_failing = True
@@ -136,7 +133,6 @@ async def test_a_failing_database_costs_no_rollout_once_it_is_back(undisturbed: 
     assert without_names((await cluster.post(1, REQUEST, idempotency_key="k")).json()["samples"]) == undisturbed[0]
 
 
-@virtual_time.test
 async def test_events_of_a_database_that_fails_are_refused_within_seconds() -> None:
     cluster = ScriptedIngresses()
     job_id = await cluster.submit(REQUEST)
@@ -165,7 +161,6 @@ def test_seeded_rollouts_go_on_with_the_seeds_of_their_turns() -> None:
     assert run(lambda: seeds(is_killed=True)) == run(lambda: seeds(is_killed=False))
 
 
-@virtual_time.test
 async def test_a_start_is_made_once_whoever_goes_on() -> None:
     class StartedEnvironment(RandomEnvironment):
         """Its starts differ, as those of a game with its own dice do."""
@@ -188,7 +183,6 @@ async def test_a_start_is_made_once_whoever_goes_on() -> None:
     assert (before, environment.starts) == (3, 3)
 
 
-@virtual_time.test
 async def test_a_job_that_is_taken_over_waits_for_room_without_its_deadline() -> None:
     cluster = slow_cluster(10, outcome("x"), replicas=1, admission=AdmissionSettings(max_rollouts=1))
     job_id = await cluster.submit(LONG)
@@ -201,7 +195,6 @@ async def test_a_job_that_is_taken_over_waits_for_room_without_its_deadline() ->
     assert state["ended_at"] == pytest.approx(has_room_at + 28, abs=2)
 
 
-@virtual_time.test
 async def test_a_replica_that_shuts_down_hands_its_jobs_over_at_once() -> None:
     cluster, job_id = await playing(2)
     await cluster.replicas[0].jobs.close()
@@ -210,7 +203,6 @@ async def test_a_replica_that_shuts_down_hands_its_jobs_over_at_once() -> None:
     await cluster.ended(job_id)
 
 
-@virtual_time.test
 async def test_a_replica_that_is_shut_down_while_the_store_is_away_loses_nothing(undisturbed: Undisturbed) -> None:
     cluster, job_id = await playing(2, idempotency_key="k")
     cluster.store_is_away = True
@@ -222,7 +214,6 @@ async def test_a_replica_that_is_shut_down_while_the_store_is_away_loses_nothing
     assert without_names((await cluster.post(1, REQUEST, idempotency_key="k")).json()["samples"]) == undisturbed[0]
 
 
-@virtual_time.test
 async def test_a_replica_that_was_only_slow_stops_playing_what_it_has_lost() -> None:
     cluster, job_id = await playing(1)
     slow = cluster.replicas[0]
@@ -235,7 +226,6 @@ async def test_a_replica_that_was_only_slow_stops_playing_what_it_has_lost() -> 
     assert (await cluster.events(job_id, replica=1))[-1]["summary"]
 
 
-@virtual_time.test
 async def test_early_stopping_counts_the_rollouts_that_ended_before_the_death() -> None:
     cluster = ScriptedIngresses()
     job_id = await cluster.submit({**REQUEST, "num_generations": 1, "keep": {"groups": 2}})

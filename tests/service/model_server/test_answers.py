@@ -137,7 +137,6 @@ def test_a_stream_that_fails_is_logged(
     assert record.__dict__["request_id"] == answer.headers["x-request-id"]
 
 
-@virtual_time.test
 async def test_a_caller_that_leaves_a_stalled_stream_aborts_its_call() -> None:
     server = ScriptedModelServer(events())
     service = ScriptedHttp(model_server=server)
@@ -192,7 +191,6 @@ def test_an_exception_that_nobody_expected_shows_nothing_of_itself() -> None:
 
 
 @pytest.mark.parametrize("leaves_after_s", [10.0, 20.0])
-@virtual_time.test
 async def test_a_caller_that_leaves_a_stream_that_waits_aborts_its_call(leaves_after_s: float) -> None:
     server = ScriptedModelServer([40.0, *events()])
     service = ScriptedHttp(model_server=server)

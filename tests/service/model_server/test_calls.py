@@ -17,7 +17,6 @@ from service.admission.admission import Admission
 from service.model_server.calls import ANY_WEIGHTS, FORGET_AFTER_S, ModelCalls, _of_session
 from service.remote.policy import RemotePolicy
 from service.settings import AdmissionSettings
-from tests import virtual_time
 from tests.fakes.model_server import ScriptedModelServer
 from tests.fakes.policy_store import ScriptedStore
 
@@ -34,7 +33,6 @@ class World:
         self.calls = ModelCalls(self.server, policy, self.admission, model_names)
 
 
-@virtual_time.test
 async def test_a_call_that_fails_is_no_longer_in_flight() -> None:
     world = World([GenerationLost("gone")])
     with pytest.raises(GenerationLost):
@@ -44,7 +42,6 @@ async def test_a_call_that_fails_is_no_longer_in_flight() -> None:
     assert len(world.server.released) == 1
 
 
-@virtual_time.test
 async def test_a_call_that_is_left_before_its_body_is_read_is_aborted() -> None:
     world = World([ServedPart(b"data", 200, "text/event-stream"), ServedPart(tokens=ServedTokens(1, 1))])
     answer = await world.calls.answer("chat/completions", BODY, "r", ANYBODY)
@@ -81,7 +78,6 @@ def test_the_sessions_of_one_request_share_its_turns() -> None:
     ]
 
 
-@virtual_time.test
 async def test_calls_of_a_routing_key_are_turns_of_one_party_until_it_is_silent() -> None:
     world = World([ServedPart(b"{}", 200, "application/json", ServedTokens(1, 1))])
     for key, caller in (("k", TEAM), ("k", TEAM), ("k", ANYBODY), (None, ANYBODY)):
@@ -94,7 +90,6 @@ async def test_calls_of_a_routing_key_are_turns_of_one_party_until_it_is_silent(
     assert sorted(world.server.released) == sorted([own, first, other])
 
 
-@virtual_time.test
 async def test_a_routing_key_that_ended_is_forgotten_at_once_and_an_unknown_one_is_nothing() -> None:
     world = World([ServedPart(b"{}", 200, "application/json", ServedTokens(1, 1))])
     answer = await world.calls.answer("generate", BODY, "r", TEAM, routing_key="k")
@@ -122,7 +117,6 @@ OF_A = PolicyDemand(name="run-a")
         ("run-b", OF_A, "run-a"),
     ],
 )
-@virtual_time.test
 async def test_a_call_that_names_a_policy_as_its_model_is_made_by_it(
     model: Any, demand: PolicyDemand, makes: str | None
 ) -> None:
@@ -131,7 +125,6 @@ async def test_a_call_that_names_a_policy_as_its_model_is_made_by_it(
     assert made == demand.model_copy(update={"name": makes})
 
 
-@virtual_time.test
 async def test_only_a_name_that_a_policy_may_have_is_asked_for_at_the_store() -> None:
     world = World()
     world.store.failures["wait_for"] = PolicyStoreLost("gone")
@@ -140,7 +133,6 @@ async def test_only_a_name_that_a_policy_may_have_is_asked_for_at_the_store() ->
         await world.calls.demand_of_model("run-b", ANY_WEIGHTS)
 
 
-@virtual_time.test
 async def test_a_call_that_is_under_way_keeps_its_party_where_its_prefix_is() -> None:
     world = World(
         [ServedPart(b"{", 200, "application/json"), 2 * FORGET_AFTER_S, ServedPart(tokens=ServedTokens(1, 1))]

@@ -9,7 +9,6 @@ import pytest
 
 from service.model_server.tinker_sampling import _BYTES_OF_A_FUTURE, _FORGET_AFTER_S, _FutureAnswer, _Futures
 from service.problems import RequestProblem
-from tests import virtual_time
 
 
 class Work:
@@ -42,7 +41,6 @@ async def is_lost(futures: _Futures, future_id: str, namespace: str = "team") ->
     return False
 
 
-@virtual_time.test
 async def test_an_answer_is_waited_for_and_can_be_asked_for_again() -> None:
     futures, work = _Futures(), Work(after_s=5)
     future_id = start(futures, "a", work)
@@ -53,7 +51,6 @@ async def test_an_answer_is_waited_for_and_can_be_asked_for_again() -> None:
     assert (work.started, work.ended) == (1, 1)
 
 
-@virtual_time.test
 async def test_a_future_is_seen_by_its_own_key_alone() -> None:
     futures, work = _Futures(), Work(after_s=1)
     future_id = start(futures, "a", work)
@@ -62,7 +59,6 @@ async def test_a_future_is_seen_by_its_own_key_alone() -> None:
     assert not await is_lost(futures, future_id)
 
 
-@virtual_time.test
 async def test_work_that_nobody_asks_for_is_cancelled_and_forgotten() -> None:
     futures, work = _Futures(), Work(after_s=10 * _FORGET_AFTER_S)
     future_id = start(futures, "a", work)
@@ -74,7 +70,6 @@ async def test_work_that_nobody_asks_for_is_cancelled_and_forgotten() -> None:
     assert await is_lost(futures, future_id)
 
 
-@virtual_time.test
 async def test_the_answers_that_ended_first_make_room_for_others() -> None:
     futures = _Futures(most_bytes=2 * (_BYTES_OF_A_FUTURE + 100))
     slow = start(futures, "slow", Work(b"s" * 100, after_s=2))
@@ -90,7 +85,6 @@ async def test_the_answers_that_ended_first_make_room_for_others() -> None:
 
 
 @pytest.mark.parametrize("gone", [False, True])
-@virtual_time.test
 async def test_a_future_of_another_replica_is_waited_for_until_that_has_died(gone: bool) -> None:
     asked = list[str]()
 
@@ -105,7 +99,6 @@ async def test_a_future_of_another_replica_is_waited_for_until_that_has_died(gon
     assert asked == ["other"]
 
 
-@virtual_time.test
 async def test_work_that_raises_says_so_to_whoever_asks() -> None:
     async def broken() -> _FutureAnswer:
         raise ValueError("broken")

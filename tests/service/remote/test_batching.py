@@ -86,7 +86,6 @@ def hang_up(replica: ScriptedReplica, names: Sequence[str], *, on: Sequence[str]
         (None, [["a", "b", "c", "d"], ["e"]]),
     ],
 )
-@virtual_time.test
 async def test_requests_of_consecutive_iterations_go_in_one_call(
     most_iterations: int | None, sent: list[list[str]]
 ) -> None:
@@ -102,7 +101,6 @@ async def test_requests_of_consecutive_iterations_go_in_one_call(
     assert replica.requests == sent
 
 
-@virtual_time.test
 async def test_a_batch_above_the_bound_of_a_message_is_divided() -> None:
     replica = ScriptedReplica([[(0, "A"), (1, "B")]], [[(0, "C")]], [[(1, "E")], [(0, "D")]])
     half = MOST_BYTES_PER_MESSAGE // 2
@@ -112,7 +110,6 @@ async def test_a_batch_above_the_bound_of_a_message_is_divided() -> None:
     assert replica.requests == [["a", "b"], ["c"], ["d", "e"]]
 
 
-@virtual_time.test
 async def test_other_work_runs_between_the_calls_of_a_divided_batch() -> None:
     replica = ScriptedReplica([[(0, "A")]], [[(0, "B")]], [[(0, "C")]])
     events: list[str] = []
@@ -131,7 +128,6 @@ async def test_other_work_runs_between_the_calls_of_a_divided_batch() -> None:
     ("most_requests", "sizes"),
     [(MOST_ITEMS_PER_MESSAGE, [MOST_ITEMS_PER_MESSAGE, 1]), (None, [MOST_ITEMS_PER_MESSAGE + 1])],
 )
-@virtual_time.test
 async def test_a_batch_of_too_many_requests_is_divided(most_requests: int | None, sizes: list[int]) -> None:
     replica = ScriptedReplica(*([[(place, "A") for place in range(size)]] for size in sizes))
 
@@ -140,7 +136,6 @@ async def test_a_batch_of_too_many_requests_is_divided(most_requests: int | None
     assert [len(requests) for requests in replica.requests] == sizes
 
 
-@virtual_time.test
 async def test_a_result_is_given_before_the_rest_of_its_call_is_there() -> None:
     batcher = ScriptedReplica([[(1, "B")], [(0, "A")]]).batcher()
     ends: dict[str, float] = {}
@@ -217,7 +212,6 @@ def test_an_abort_that_does_not_reach_its_replica_breaks_nothing(
     ]
 
 
-@virtual_time.test
 async def test_a_request_cancelled_before_it_was_sent_is_never_sent() -> None:
     replica = ScriptedReplica([[(0, "B")]])
     batcher = replica.batcher()
@@ -230,7 +224,6 @@ async def test_a_request_cancelled_before_it_was_sent_is_never_sent() -> None:
     assert (await batcher.call("b"), replica.requests) == ("B", [["b"]])
 
 
-@virtual_time.test
 async def test_a_call_is_made_in_the_context_of_no_request() -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="none")
     seen: list[str] = []

@@ -32,7 +32,6 @@ def request(name: str, lockstep_id: str = "") -> StepRequest:
     return StepRequest([{"role": "assistant", "content": name}], {}, step_id=name, lockstep_id=lockstep_id)
 
 
-@virtual_time.test
 async def test_a_step_whose_replica_dies_is_lost_and_retried_at_another_one(caplog: pytest.LogCaptureFixture) -> None:
     handle, environment = environment_over("one", "two", script=[[ActorDiedError()]])
 
@@ -46,7 +45,6 @@ async def test_a_step_whose_replica_dies_is_lost_and_retried_at_another_one(capl
     assert (vars(record)["task_name"], vars(record)["replica_id"]) == ("task", lost)
 
 
-@virtual_time.test
 async def test_an_abandoned_step_is_aborted_on_its_own_replica() -> None:
     handle, environment = environment_over("one", script=[[[], [(0, outcome("a"))]]])
 
@@ -57,7 +55,6 @@ async def test_an_abandoned_step_is_aborted_on_its_own_replica() -> None:
     assert handle.aborted == [("one", ["b"])]
 
 
-@virtual_time.test
 async def test_the_first_steps_ask_which_replicas_there_are_until_told() -> None:
     handle, environment = environment_over()
     answers: list[Any] = [TASK, ActorDiedError()]
@@ -78,7 +75,6 @@ async def test_the_first_steps_ask_which_replicas_there_are_until_told() -> None
     assert Counter(replica for replica, step_ids in handle.stepped for _ in step_ids) == {"one": 4, "two": 4}
 
 
-@virtual_time.test
 async def test_the_description_and_the_example_samples_are_those_of_a_replica() -> None:
     handle, environment = environment_over()
 
@@ -90,7 +86,6 @@ async def test_the_description_and_the_example_samples_are_those_of_a_replica() 
 COUNT = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
 
 
-@virtual_time.test
 async def test_an_environment_is_asked_about_every_sample_and_has_the_last_word() -> None:
     handle, environment = environment_over("one")
     handle.refuses = lambda info: info["count"] == "x"
@@ -100,7 +95,6 @@ async def test_an_environment_is_asked_about_every_sample_and_has_the_last_word(
     assert handle.checked == [[{"count": 1}, {"count": "3"}, {"count": 2}, {"count": "x"}]]
 
 
-@virtual_time.test
 async def test_an_updated_environment_describes_itself_again() -> None:
     handle, environment = environment_over("old")
     descriptions = [replace(TASK, fields=COUNT), TASK]
@@ -128,7 +122,6 @@ def test_in_lockstep_an_environment_gets_one_call_per_turn(samples: int) -> None
     assert [len(requests) for requests in handle.requests] == [samples] * 3
 
 
-@virtual_time.test
 async def test_large_steps_in_lockstep_go_to_one_replica_in_several_messages() -> None:
     handle, environment = environment_over("one", "two")
     half = "x" * (MOST_BYTES_PER_MESSAGE // 2)

@@ -42,7 +42,6 @@ def replicas_by_rollout(handle: ScriptedEnvironmentHandle) -> dict[str, set[str]
 
 
 @pytest.mark.parametrize("lockstep_id", ["", "request"])
-@virtual_time.test
 async def test_all_steps_of_a_rollout_go_to_one_replica_and_rollouts_are_spread(lockstep_id: str) -> None:
     handle, environment = await described("one", "two", "three")
     for turn in range(3):
@@ -52,7 +51,6 @@ async def test_all_steps_of_a_rollout_go_to_one_replica_and_rollouts_are_spread(
     assert Counter(replica for [replica] in where.values()) == {"one": 10, "two": 10, "three": 10}
 
 
-@virtual_time.test
 async def test_a_session_counts_as_load_until_it_is_released() -> None:
     handle, environment = await described("one", "two")
     await asyncio.gather(*(environment.step(request(f"{name}")) for name in range(4)))
@@ -65,7 +63,6 @@ async def test_a_session_counts_as_load_until_it_is_released() -> None:
     assert {replica for replica, _ in handle.stepped} == {"one"}
 
 
-@virtual_time.test
 async def test_sessions_of_one_iteration_are_released_in_one_call() -> None:
     handle, environment = await described("one")
     await asyncio.gather(*(environment.step(request(name)) for name in "ab"))
@@ -75,7 +72,6 @@ async def test_sessions_of_one_iteration_are_released_in_one_call() -> None:
     assert handle.released == [("one", ["a", "b"])]
 
 
-@virtual_time.test
 async def test_a_rollout_whose_replica_is_gone_goes_to_another_one() -> None:
     handle, environment = await described("one")
     await environment.step(request("a"))
@@ -87,7 +83,6 @@ async def test_a_rollout_whose_replica_is_gone_goes_to_another_one() -> None:
     assert handle.released == [("two", ["a"])]
 
 
-@virtual_time.test
 async def test_a_step_that_was_lost_releases_its_session() -> None:
     handle, environment = await described("one", "two", script=[[ActorDiedError()]])
     with pytest.raises(EnvironmentLost):
@@ -99,7 +94,6 @@ async def test_a_step_that_was_lost_releases_its_session() -> None:
     assert handle.released == [(first, ["a"])]
 
 
-@virtual_time.test
 async def test_starts_are_spread_without_a_session() -> None:
     handle, environment = await described("one", "two")
     await asyncio.gather(*(environment.start(request("")) for _ in range(4)))

@@ -51,7 +51,6 @@ def begun(generator: RemoteGenerator, *names: str) -> list[asyncio.Task[Generati
     return [asyncio.create_task(generator.generate(request(name))) for name in names]
 
 
-@virtual_time.test
 async def test_generations_beyond_the_window_wait_and_are_sent_when_others_end() -> None:
     handle, generator = await windowed("a")
     began = virtual_time.now()
@@ -62,7 +61,6 @@ async def test_generations_beyond_the_window_wait_and_are_sent_when_others_end()
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-@virtual_time.test
 async def test_one_that_ends_in_the_iteration_in_which_it_starts_is_not_sent(is_cancelled: bool) -> None:
     """It leaves its place to others."""
     handle, generator = await windowed("a")
@@ -77,7 +75,6 @@ async def test_one_that_ends_in_the_iteration_in_which_it_starts_is_not_sent(is_
     assert handle.generated == [("a", ["one", "two"]), ("a", ["four", "five", "six"])]
 
 
-@virtual_time.test
 async def test_a_waiting_generation_that_is_cancelled_or_interrupted_is_not_sent() -> None:
     handle, generator = await windowed("a")
     began = virtual_time.now()
@@ -92,7 +89,6 @@ async def test_a_waiting_generation_that_is_cancelled_or_interrupted_is_not_sent
     assert handle.generated == [("a", ["one", "two"]), ("a", ["four"])]
 
 
-@virtual_time.test
 async def test_waiting_generations_go_to_a_new_replica_as_soon_as_it_is_known() -> None:
     handle, generator = await windowed("a")
     began = virtual_time.now()
@@ -104,7 +100,6 @@ async def test_waiting_generations_go_to_a_new_replica_as_soon_as_it_is_known() 
     assert {replica: sorted(names) for replica, names in handle.generated} == {"a": ["0", "1"], "b": ["2", "3"]}
 
 
-@virtual_time.test
 async def test_the_virtual_time_that_was_charged_is_sent_with_the_generation() -> None:
     handle, generator = await windowed("a")
     for name in ("one", "two", "three"):
@@ -113,7 +108,6 @@ async def test_the_virtual_time_that_was_charged_is_sent_with_the_generation() -
     assert [sent.virtual_time for sent in handle.requests] == [0, 2, 4]
 
 
-@virtual_time.test
 async def test_before_any_replica_is_known_a_call_names_none() -> None:
     handle, generator = generator_over()
     first = await generator.generate(request("turn 0", rollout_id="one"))
@@ -138,7 +132,6 @@ CUT_BY_WEIGHTS = Generation([1], [0.0], "abort")
         (CUT_BY_WEIGHTS, {"a"}),
     ],
 )
-@virtual_time.test
 async def test_a_rollout_leaves_its_replica_when_that_failed_it_and_only_then(result: Any, replicas: set[str]) -> None:
     handle, generator = generator_over("a", result=result)
     for number in range(2):
@@ -148,7 +141,6 @@ async def test_a_rollout_leaves_its_replica_when_that_failed_it_and_only_then(re
     assert {replica for replica, _ in handle.generated} == replicas
 
 
-@virtual_time.test
 async def test_a_rollout_leaves_a_replica_of_another_version_not_as_suspect() -> None:
     handle, generator = generator_over("a", result=OtherVersionLoaded("It has version 4."))
     for number in range(2 * SUSPECT_AFTER):
@@ -161,7 +153,6 @@ async def test_a_rollout_leaves_a_replica_of_another_version_not_as_suspect() ->
     assert {replica for replica, _ in handle.generated} == {"a", "b"}
 
 
-@virtual_time.test
 async def test_a_rollout_generates_while_its_generation_is_at_a_replica() -> None:
     _, generator = await windowed("a")
     running = begun(generator, *"012")
@@ -171,7 +162,6 @@ async def test_a_rollout_generates_while_its_generation_is_at_a_replica() -> Non
     assert [generator.is_generating(name) for name in "012"] == [False] * 3
 
 
-@virtual_time.test
 async def test_interrupted_generations_are_named_in_one_call_for_a_replica() -> None:
     handle, generator = generator_over("a", result=CUT_BY_WEIGHTS)
     names = ("one", "two", "three")
@@ -183,7 +173,6 @@ async def test_interrupted_generations_are_named_in_one_call_for_a_replica() -> 
     assert handle.interrupted == [("a", ["one-0", "two-0"])]
 
 
-@virtual_time.test
 async def test_a_generation_arrives_before_its_interruption() -> None:
     handle, generator = generator_over("a", result=CUT_BY_WEIGHTS)
     running = begun(generator, "one", "two")
@@ -194,7 +183,6 @@ async def test_a_generation_arrives_before_its_interruption() -> None:
     assert sorted(handle.events[2:]) == [("generate", ["three"])]
 
 
-@virtual_time.test
 async def test_a_cancelled_generation_is_aborted_on_its_own_replica() -> None:
     handle, generator = generator_over("a", result=None)
     one, two = begun(generator, "one", "two")
@@ -216,7 +204,6 @@ def test_a_replica_that_dies_is_a_lost_generation_and_is_named_in_the_log(caplog
     assert [vars(record)["replica_id"] for record in caplog.records] == ["a"]
 
 
-@virtual_time.test
 async def test_scores_go_to_the_replica_that_is_named_in_turn_with_others() -> None:
     handle, generator = await windowed("a", "b")
     score = ScoringRequest("score", [1, 2], 1, (), SamplingOptions(), rollout_id="score", group="score")
@@ -232,7 +219,6 @@ async def test_scores_go_to_the_replica_that_is_named_in_turn_with_others() -> N
     assert generator.waiting_generations == 0
 
 
-@virtual_time.test
 async def test_a_generation_for_a_replica_that_goes_is_sent_to_no_other() -> None:
     handle, generator = await windowed("a", "b")
     running = [asyncio.create_task(generator.generate_on("b", request(f"{number}"))) for number in range(3)]
@@ -249,7 +235,6 @@ async def test_a_generation_for_a_replica_that_goes_is_sent_to_no_other() -> Non
 @pytest.mark.parametrize(
     ("result", "logged"), [(None, []), (ActorDiedError(), ["The replica was not taken out of service"])]
 )
-@virtual_time.test
 async def test_a_replica_is_told_that_it_is_out_of_service(
     result: Exception | None, logged: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:

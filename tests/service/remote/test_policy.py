@@ -57,7 +57,6 @@ def policy_over(store: ScriptedStore, version: int | None = None, **options: Any
     return policy
 
 
-@virtual_time.test
 async def test_a_followed_policy_knows_each_new_version_and_asks_for_the_next() -> None:
     store = ScriptedStore(0, 4)
 
@@ -72,7 +71,6 @@ async def test_a_followed_policy_knows_each_new_version_and_asks_for_the_next() 
     assert store.seen == [(0.0, None), (1.0, 0), (2.0, 4)]
 
 
-@virtual_time.test
 async def test_a_lost_store_is_watched_again_after_a_pause_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     store = ScriptedStore(LOST, LOST, 5, LOST)
@@ -85,7 +83,6 @@ async def test_a_lost_store_is_watched_again_after_a_pause_and_logged_once(caplo
     assert [(record.levelname, record.getMessage(), record.exc_info) for record in caplog.records] == [said] * 2
 
 
-@virtual_time.test
 async def test_a_watch_that_fails_in_any_way_is_logged_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     failure = ValueError("a version that cannot be read")
     policy = policy_over(ScriptedStore(3, failure, failure, 5))
@@ -95,7 +92,6 @@ async def test_a_watch_that_fails_in_any_way_is_logged_and_tried_again(caplog: p
     assert (record.levelname, record.exc_info is None) == ("ERROR", False)
 
 
-@virtual_time.test
 async def test_a_subscriber_that_fails_keeps_nothing_from_the_others(caplog: pytest.LogCaptureFixture) -> None:
     def fail(_: int | None) -> None:
         raise ValueError("closed")

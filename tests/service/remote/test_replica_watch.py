@@ -37,14 +37,12 @@ def test_a_call_is_lost_after_ten_silent_seconds_that_follow_an_item(
     assert virtual_time.run(end_of_call(ReplicaWatch(lost_after=10), items_at, ends_at)) == end
 
 
-@virtual_time.test
 async def test_a_timeout_of_the_block_itself_is_no_silence() -> None:
     with pytest.raises(TimeoutError, match="of the block"):
         async with ReplicaWatch(lost_after=10).watch():
             raise TimeoutError("of the block")
 
 
-@virtual_time.test
 async def test_a_replica_that_starts_anew_may_be_silent_until_its_first_item() -> None:
     silence = ReplicaWatch(lost_after=10)
     await end_of_call(silence, [0.5], ends_at=3600)

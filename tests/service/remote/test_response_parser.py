@@ -44,7 +44,6 @@ def started(parser: ProcessResponseParser, token_ids: Sequence[int]) -> "list[as
 
 
 @pytest.mark.parametrize(("needs_prompt", "prompt"), [(False, ()), (True, (7, 8))])
-@virtual_time.test
 async def test_responses_of_one_iteration_travel_together(needs_prompt: bool, prompt: tuple[int, ...]) -> None:
     workers = ScriptedWorkers()
     workers.let_end()
@@ -54,7 +53,6 @@ async def test_responses_of_one_iteration_travel_together(needs_prompt: bool, pr
     assert [response.prompt_token_ids for response in workers.calls[0]] == [prompt] * 3
 
 
-@virtual_time.test
 async def test_what_comes_while_all_processes_work_goes_together() -> None:
     workers = ScriptedWorkers()
     parser = ProcessResponseParser(workers.parse, 2)
@@ -70,7 +68,6 @@ async def test_what_comes_while_all_processes_work_goes_together() -> None:
     await asyncio.gather(*tasks)
 
 
-@virtual_time.test
 async def test_a_call_carries_a_bounded_number_of_responses() -> None:
     workers = ScriptedWorkers()
     workers.let_end()
@@ -86,7 +83,6 @@ async def test_a_call_carries_a_bounded_number_of_responses() -> None:
         (MemoryError("none"), "MemoryError: none"),
     ],
 )
-@virtual_time.test
 async def test_a_response_that_breaks_its_process_costs_no_other_its_result(error: Exception, says: str) -> None:
     workers = ScriptedWorkers(error)
     workers.let_end()
@@ -98,7 +94,6 @@ async def test_a_response_that_breaks_its_process_costs_no_other_its_result(erro
     assert later.reasoning_content == "[4]"
 
 
-@virtual_time.test
 async def test_a_response_that_nobody_waits_for_any_longer_is_not_sent() -> None:
     workers = ScriptedWorkers()
     parser = ProcessResponseParser(workers.parse, 1)

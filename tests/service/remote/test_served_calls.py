@@ -84,7 +84,6 @@ async def answered(generator: RemoteGenerator, asked: ServedRequest) -> bytes:
     return b"".join([part.body async for part in generator.serve(asked)])
 
 
-@virtual_time.test
 async def test_an_answer_comes_in_its_parts_without_heartbeats() -> None:
     handle, generator = generator_over([[WHOLE[0], None, WHOLE[1]]], "a")
 
@@ -94,7 +93,6 @@ async def test_an_answer_comes_in_its_parts_without_heartbeats() -> None:
     assert not handle.calls[0].cancelled
 
 
-@virtual_time.test
 async def test_all_calls_of_a_session_go_to_one_replica_also_at_the_same_time() -> None:
     handle, generator = generator_over([WHOLE], "a", "b")
 
@@ -103,7 +101,6 @@ async def test_all_calls_of_a_session_go_to_one_replica_also_at_the_same_time() 
     assert len(handle.sent) == 5
 
 
-@virtual_time.test
 async def test_calls_of_one_moment_go_together_and_each_has_its_own_answer() -> None:
     other = [ServedPart(b"x", 400, "application/json", ServedTokens())]
     handle, generator = generator_over([WHOLE, other, [GenerationRejected("never")]], "a")
@@ -114,7 +111,6 @@ async def test_calls_of_one_moment_go_together_and_each_has_its_own_answer() -> 
     assert handle.batches == [["one", "two", "three"]]
 
 
-@virtual_time.test
 async def test_a_call_that_is_left_is_aborted_while_others_go_on() -> None:
     handle, generator = generator_over([WHOLE], "a")
 
@@ -125,7 +121,6 @@ async def test_a_call_that_is_left_is_aborted_while_others_go_on() -> None:
     assert handle.aborted == [("a", ["one"])]
 
 
-@virtual_time.test
 async def test_a_call_beyond_the_window_waits_for_its_turn() -> None:
     _, generator = generator_over([WHOLE], "a", window_factor=1.0)
 
@@ -157,7 +152,6 @@ def test_a_failure_that_no_retry_mends_is_raised(answer: list[Any], attempts: in
     assert len(handle.sent) == attempts
 
 
-@virtual_time.test
 async def test_a_call_that_is_left_is_cancelled_and_frees_its_place() -> None:
     handle, generator = generator_over([WHOLE], "a", window_factor=1.0)
 
@@ -173,7 +167,6 @@ async def test_a_call_that_is_left_is_cancelled_and_frees_its_place() -> None:
 ALL_CALLS = CallsToAbort(None, "", "ingress", 1.0)
 
 
-@virtual_time.test
 async def test_an_abort_goes_to_every_replica_and_fails_where_none_answers() -> None:
     handle, generator = generator_over([WHOLE], "a", "b")
     handle.gone = {"a"}

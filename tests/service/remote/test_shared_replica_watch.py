@@ -122,14 +122,12 @@ class Fleet:
         return {name: (how, round(at, 1)) for name, (how, at) in self.ends.items()}
 
 
-@virtual_time.test
 async def test_long_generations_outlast_a_chat_stream_beside_them() -> None:
     fleet = Fleet()
     calls = (0, fleet.generation("short", 2)), (0, fleet.generation("long", 60)), (1, fleet.chat("chat", 30))
     assert await fleet.ended(*calls) == {"short": (ENDED, 2), "chat": (ENDED, 31), "long": (ENDED, 60)}
 
 
-@virtual_time.test
 async def test_quiet_chats_outlast_short_generations_beside_them() -> None:
     fleet = Fleet()
     short = [(number / 2, fleet.generation(f"short {number}", 1)) for number in range(100)]
@@ -139,7 +137,6 @@ async def test_quiet_chats_outlast_short_generations_beside_them() -> None:
 
 
 @pytest.mark.parametrize(("long", "short"), [("L", ""), ("", "L")])
-@virtual_time.test
 async def test_a_long_step_outlasts_short_ones_beside_it_in_lockstep_or_not(long: str, short: str) -> None:
     fleet = Fleet()
     others = [(number, fleet.step(f"short {number}", 1, short)) for number in range(60)]
@@ -148,7 +145,6 @@ async def test_a_long_step_outlasts_short_ones_beside_it_in_lockstep_or_not(long
     assert [at[f"short {number}"] for number in range(60)] == [(ENDED, 1 + number) for number in range(60)]
 
 
-@virtual_time.test
 async def test_traffic_of_every_kind_is_lost_when_the_replica_hangs() -> None:
     fleet = Fleet()
     at = await fleet.ended(
@@ -167,7 +163,6 @@ async def test_traffic_of_every_kind_is_lost_when_the_replica_hangs() -> None:
     )
 
 
-@virtual_time.test
 async def test_calls_outlast_a_moment_in_which_their_replica_is_not_listed() -> None:
     fleet = Fleet()
     at = await fleet.ended(

@@ -77,7 +77,6 @@ def long_episode(number: int) -> Episode:
     return episode
 
 
-@virtual_time.test
 async def test_records_that_wait_for_a_lost_store_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     store: Any = AwayStore()
     dropped, most = CountedUp(), 2**20
@@ -110,7 +109,6 @@ class CountedUp:
         self.count += value
 
 
-@virtual_time.test
 async def test_a_record_larger_than_the_bound_waits_alone() -> None:
     store: Any = AwayStore()
     recorder = RolloutRecorder(store, most_held_bytes=1)

@@ -20,9 +20,10 @@ from service.access.keys import ANYBODY
 from service.rollout_records.recorder import RolloutRecorder
 from service.rollout_records.trainer_reports import ONE_REPORT, TrainerReports
 from service.settings import RequestLimits
-from tests import virtual_time
 from tests.service.scripted import ScriptedGenerator
 from tests.service.scripted_http import LIMITS, ScriptedHttp
+
+pytestmark = pytest.mark.true_clock
 
 SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Q"}]}
 
@@ -176,7 +177,6 @@ def test_a_replica_that_is_not_shown_to_differ_stays_in_service(
     assert (replicas.taken_out, "c" in replicas.asked) == ([], is_asked)
 
 
-@virtual_time.runs
 async def test_what_a_trainer_says_takes_no_sound_replica_out_of_service() -> None:
     """It says of the rollouts of one replica, which are sound, what it likes."""
     store, reports = reports_over(replicas := ScriptedReplicas())
@@ -191,7 +191,6 @@ async def test_what_a_trainer_says_takes_no_sound_replica_out_of_service() -> No
     assert len(replicas.asked) == 48
 
 
-@virtual_time.runs
 async def test_a_report_without_numbers_or_a_second_one_costs_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     record = RecordBook.record
@@ -215,7 +214,6 @@ def test_a_report_larger_than_the_bound_of_bodies_is_refused() -> None:
     assert (response.status_code, response.json()["errors"][0]["field"]) == (413, "body")
 
 
-@virtual_time.runs
 async def test_a_version_that_was_never_served_is_unknown_in_the_ledger() -> None:
     store, reports = reports_over(ScriptedReplicas(), served=2)
     await store.keep([KeptRecord("r", "", pickle.dumps(record_by("a", "r")))])

@@ -138,7 +138,6 @@ class Fleet:
 
 @pytest.mark.parametrize("updates", [4, pytest.param(200, marks=[pytest.mark.long, pytest.mark.slow])])
 @pytest.mark.parametrize("activation", ["rolling", "together"])
-@virtual_time.test
 async def test_no_rollout_is_lost_or_has_a_version_that_it_refuses(
     tmp_path: Path, activation: Activation, updates: int
 ) -> None:

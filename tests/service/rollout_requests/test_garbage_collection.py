@@ -8,7 +8,6 @@ import pytest
 
 from service.rollout_requests import garbage_collection as garbage
 from service.rollout_requests.garbage_collection import IDLE_S, LONGEST_WAIT_S, PacedCollections
-from tests import virtual_time
 from tests.virtual_time import PORTION_S
 
 FULL = 2
@@ -36,7 +35,6 @@ def full(made: list[tuple[int, float]]) -> list[float]:
     return [at for generation, at in made if generation == FULL]
 
 
-@virtual_time.test
 async def test_new_objects_are_collected_while_a_request_is_in_flight(made: list[tuple[int, float]]) -> None:
     collections = PacedCollections()
     with collections.request_in_flight():
@@ -47,7 +45,6 @@ async def test_new_objects_are_collected_while_a_request_is_in_flight(made: list
     assert [at for _, at in made] == pytest.approx([PORTION_S, 2 * PORTION_S, 3 * PORTION_S, 4 * PORTION_S])
 
 
-@virtual_time.test
 async def test_a_full_collection_is_made_after_a_while_without_requests(made: list[tuple[int, float]]) -> None:
     collections = PacedCollections()
     with collections.request_in_flight():
@@ -63,7 +60,6 @@ async def test_a_full_collection_is_made_after_a_while_without_requests(made: li
     assert made[-1][0] == FULL, "nothing is collected after it"
 
 
-@virtual_time.test
 async def test_after_long_a_full_collection_is_made_beside_requests(
     made: list[tuple[int, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

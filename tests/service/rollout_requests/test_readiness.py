@@ -110,7 +110,6 @@ def test_without_a_task_that_answers_the_service_is_not_ready() -> None:
         checked(Generators(any=0), a=Environments(c=lost), b=Environments(any=NEVER_S))
 
 
-@virtual_time.test
 async def test_callers_of_the_same_moment_share_one_check() -> None:
     generator = Generators(a=1)
     readiness = Readiness(generator, {"math": Environments(any=0)}, {})

@@ -106,7 +106,6 @@ def test_only_samples_that_are_drawn_are_started() -> None:
     ("policy", "asked"),
     [({"max_staleness": 1}, (None, 0, None, None)), ({"min_version": 3, "wait_s": 7}, (None, 3, None, 7.0))],
 )
-@virtual_time.test
 async def test_a_request_waits_for_the_version_that_it_needs(policy: dict[str, int], asked: tuple[Any, ...]) -> None:
     service = Service()
     starting = asyncio.create_task(service.play(request_of(policy=policy)))
@@ -117,7 +116,6 @@ async def test_a_request_waits_for_the_version_that_it_needs(policy: dict[str, i
     assert service.policy.version == 3
 
 
-@virtual_time.test
 async def test_rollouts_that_become_stale_are_cut_off_and_counted() -> None:
     class OfVersion3(ScriptedGenerator):
         async def generate(self, request: GenerationRequest) -> Generation:
@@ -163,7 +161,6 @@ def test_a_large_request_is_prepared_in_a_thread_and_a_small_one_is_not(
 
 
 @pytest.mark.parametrize("closes", [True, False])
-@virtual_time.test
 async def test_a_rollout_that_is_never_iterated_starts_nothing(closes: bool) -> None:
     service = Service()
     running = await service.rollouts.rollout(request_of(deadline_s=60), "request", 0)
@@ -175,7 +172,6 @@ async def test_a_rollout_that_is_never_iterated_starts_nothing(closes: bool) -> 
     assert (service.has_started_something, service.generator.released) == (False, [])
 
 
-@virtual_time.test
 async def test_with_on_error_fail_the_failed_sample_is_yielded_and_raised() -> None:
     generator = ScriptedGenerator(["A", "A", "A", GenerationRejected("no")])
     generator.delay_of = lambda _: 60 if len(generator.requests) < 4 else 0
@@ -196,7 +192,6 @@ async def test_with_on_error_fail_the_failed_sample_is_yielded_and_raised() -> N
     assert generator.cancelled == 3
 
 
-@virtual_time.test
 async def test_the_summary_is_that_of_the_samples_yielded_so_far() -> None:
     service = Service(generator=slow_after_the_first(1))
     running = await service.rollouts.rollout(request_of(num_generations=2), "request", 0)

@@ -89,7 +89,6 @@ def test_a_sample_without_any_message_is_an_error() -> None:
     assert error_of(episode.result())["message"] == message
 
 
-@virtual_time.test
 async def test_a_request_that_is_cancelled_cancels_its_starts() -> None:
     cancelled: list[StepRequest] = []
 

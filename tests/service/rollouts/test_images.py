@@ -125,7 +125,6 @@ def test_a_model_that_cannot_see_what_is_shown_fails_the_rollout(generator: Scri
     assert error_of(failed.result())["message"] == message
 
 
-@virtual_time.test
 async def test_requests_that_wait_for_one_image_share_the_answer() -> None:
     reader = ImageReader(generator := SeeingGenerator([""]), most_known=1)
     leaving, staying, later = dict[str, ImageTokens](), dict[str, ImageTokens](), dict[str, ImageTokens]()

@@ -101,7 +101,6 @@ def test_each_task_is_stepped_by_its_own_environment() -> None:
     assert (len(ours.requests), len(other.requests)) == (1, 0)
 
 
-@virtual_time.test
 async def test_closing_a_request_cancels_its_calls_and_releases_its_rollouts(caplog: pytest.LogCaptureFixture) -> None:
     generator = ScriptedGenerator(["A"], delay_s=60)
     context = async_context(generator, ScriptedEnvironment([outcome()]))
@@ -113,7 +112,6 @@ async def test_closing_a_request_cancels_its_calls_and_releases_its_rollouts(cap
     assert caplog.records == [], "a client that hangs up is no failure"
 
 
-@virtual_time.test
 async def test_the_timer_of_a_deadline_does_not_outlive_its_request() -> None:
     context = async_context(ScriptedGenerator(["A"]), ScriptedEnvironment([TERMINATING]))
     loop = asyncio.get_running_loop()
@@ -191,7 +189,6 @@ def test_at_the_deadline_a_generation_gives_its_tokens_so_far(
 @pytest.mark.parametrize(
     ("keep", "cut"), [(KEEP_ALL, (11.0, "deadline", ["QQ"])), (Keep(per_group=1), (9.0, "cancelled", ["QQ"]))]
 )
-@virtual_time.test
 async def test_tokens_that_do_not_come_are_waited_for_only_five_seconds(
     keep: Keep, cut: tuple[float, str, list[str]]
 ) -> None:
@@ -204,7 +201,6 @@ async def test_tokens_that_do_not_come_are_waited_for_only_five_seconds(
     assert (generator.interrupted, generator.cancelled) == (["request-1-0"], 1)
 
 
-@virtual_time.test
 async def test_a_result_that_waits_when_its_episode_is_cut_off_is_kept() -> None:
     """All generations end at the same instant, and one goes on in each iteration of the loop."""
     episodes = episodes_of([EpisodeRecipe()] * 10)
@@ -221,7 +217,6 @@ async def test_a_result_that_waits_when_its_episode_is_cut_off_is_kept() -> None
     assert {(episode.status, *texts(episode.result())) for episode in episodes[-8:]} == {("deadline", "Q", "ab")}
 
 
-@virtual_time.test
 async def test_a_lost_journal_does_not_keep_a_request_from_ending() -> None:
     class LostJournal(ProgressLog):
         started, begun_groups = MappingProxyType[int, SampleInput]({}), 0
@@ -252,7 +247,6 @@ def test_a_generation_that_stalls_goes_on_where_it_ended_and_costs_a_retry(retri
     assert (result.error.kind if result.error else None) == ("timeout" if retries == 0 else None)
 
 
-@virtual_time.test
 async def test_a_generation_that_new_weights_cut_goes_on_at_once() -> None:
     class CutTwice(ScriptedGenerator):
         async def generate(self, request: GenerationRequest) -> Generation:
@@ -289,7 +283,6 @@ async def test_every_episode_comes_out_once_and_in_time_whatever_is_interrupted(
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-@virtual_time.test
 async def test_the_deadline_holds_however_slowly_the_results_are_read() -> None:
     class Endless(ScriptedEnvironment):
         async def step(self, request: StepRequest) -> StepOutcome:

@@ -28,14 +28,12 @@ class Turns:
 
 
 @pytest.mark.parametrize(("new_tokens", "at_once"), [(0, 3), (2 * TOKENS_PER_EPISODE, 1)])
-@virtual_time.test
 async def test_a_pacer_lets_a_bounded_number_go_on_in_each_iteration(new_tokens: int, at_once: int) -> None:
     turns = Turns(LoopPacer(per_iteration=3))
     await asyncio.gather(*(turns.take(number, new_tokens) for number in range(10)))
     assert (turns.order, max(turns.by_iteration.values())) == (list(range(10)), at_once)
 
 
-@virtual_time.test
 async def test_a_pacer_delays_nobody_below_its_bound() -> None:
     pacer = LoopPacer(per_iteration=2)
     for _ in range(3):
@@ -45,7 +43,6 @@ async def test_a_pacer_delays_nobody_below_its_bound() -> None:
         await asyncio.sleep(0)
 
 
-@virtual_time.test
 async def test_those_that_come_while_others_wait_go_on_after_them() -> None:
     turns = Turns(LoopPacer(per_iteration=3))
     early = [asyncio.create_task(turns.take("early")) for _ in range(8)]
@@ -60,7 +57,6 @@ async def test_those_that_come_while_others_wait_go_on_after_them() -> None:
 
 
 @pytest.mark.parametrize("cancelled", ["second", "third"])
-@virtual_time.test
 async def test_the_turn_of_a_cancelled_episode_goes_to_the_next_one(cancelled: str) -> None:
     turns = Turns(LoopPacer(per_iteration=1))
     tasks = {name: asyncio.create_task(turns.take(name)) for name in ("first", "second", "third")}
@@ -72,7 +68,6 @@ async def test_the_turn_of_a_cancelled_episode_goes_to_the_next_one(cancelled: s
     assert second == first + 2
 
 
-@virtual_time.test
 async def test_an_episode_waits_until_it_has_gone_on() -> None:
     pacer = LoopPacer(per_iteration=1)
     tasks = [asyncio.create_task(pacer.wait_for_turn(name)) for name in ("first", "second")]
@@ -82,7 +77,6 @@ async def test_an_episode_waits_until_it_has_gone_on() -> None:
     assert not pacer.is_waiting("second")
 
 
-@virtual_time.test
 async def test_paced_work_is_begun_at_once_and_done_in_order() -> None:
     done: list[int] = []
     by_iteration = Counter[int]()
@@ -125,7 +119,6 @@ class NotingGenerator(ScriptedGenerator):
 
 
 @pytest.mark.parametrize("ignores_interrupts", [False, True])
-@virtual_time.test
 async def test_no_iteration_does_more_than_its_share_of_a_large_request(ignores_interrupts: bool) -> None:
     generator = NotingGenerator(ignores_interrupts)
     episodes = [EpisodeRecipe(position=position).make() for position in range(500)]

@@ -144,7 +144,6 @@ def test_a_timeout_of_the_calls_own_is_raised_as_it_is(seconds: float | None) ->
         virtual_time.run(with_timeout(seconds, call(), "The call"))
 
 
-@virtual_time.test
 async def test_the_failures_of_one_instant_are_taken_in_turn() -> None:
     taken_in: list[int] = []
 

@@ -33,7 +33,6 @@ class Waiting:
         await virtual_time.settled()
 
 
-@virtual_time.test
 async def test_in_lockstep_many_samples_begin_a_phase_in_consecutive_iterations() -> None:
     schedule, begun = LockstepSchedule(), Counter[int]()
 
@@ -49,7 +48,6 @@ async def test_in_lockstep_many_samples_begin_a_phase_in_consecutive_iterations(
     assert max(begun) - min(begun) == 2
 
 
-@virtual_time.test
 async def test_in_lockstep_a_cancelled_sample_does_not_count() -> None:
     waiting = Waiting(3)
     await waiting.wait("a", "b")
@@ -61,7 +59,6 @@ async def test_in_lockstep_a_cancelled_sample_does_not_count() -> None:
     assert sorted(waiting.begun) == ["a", "c"]
 
 
-@virtual_time.test
 async def test_in_lockstep_a_sample_may_be_cancelled_as_its_phase_begins() -> None:
     waiting = Waiting(2)
     await waiting.wait("a")

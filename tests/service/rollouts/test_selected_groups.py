@@ -71,7 +71,6 @@ class Drawing:
         return [(group.place, group.is_kept) for group in judged]
 
 
-@virtual_time.test
 async def test_a_group_that_ends_early_waits_for_those_before_it() -> None:
     drawing = Drawing([(9, 1.0), (1, 0.0), (2, 1.0), (1, 1.0)])
     assert await drawing.play() == [(0, True), (1, False), (2, True)]
@@ -79,14 +78,12 @@ async def test_a_group_that_ends_early_waits_for_those_before_it() -> None:
     assert virtual_time.now() == 9
 
 
-@virtual_time.test
 async def test_further_groups_are_drawn_at_the_verdict_that_needs_them() -> None:
     drawing = Drawing([(1, 0.0), (9, 1.0), (1, 0.0), (1, 0.0), (1, 1.0)])
     assert await drawing.play(pause_s=100) == [(0, False), (1, True), (2, False), (3, False), (4, True)]
     assert drawing.drawn == {0: 0, 1: 0, 2: 1, 3: 1, 4: 2}
 
 
-@virtual_time.test
 async def test_what_is_not_needed_is_cancelled_before_the_last_has_ended() -> None:
     drawing = Drawing([(9, 1.0), (1, 1.0), (2, 1.0), (60, 1.0)])
     assert await drawing.play(at_least=4) == [(0, True), (1, True)]
@@ -94,7 +91,6 @@ async def test_what_is_not_needed_is_cancelled_before_the_last_has_ended() -> No
     assert virtual_time.now() == 9
 
 
-@virtual_time.test
 async def test_a_group_that_is_drawn_too_late_is_never_played() -> None:
     plan = [(20, 1.0), *[(1, 0.0)] * 3, *[(5, 1.0)] * 2, (1, 1.0)]
     drawing = Drawing(plan, draw_s=10)
@@ -105,7 +101,6 @@ async def test_a_group_that_is_drawn_too_late_is_never_played() -> None:
     assert {request.sample for request in drawing.environment.requests} == set(range(6))
 
 
-@virtual_time.test
 async def test_at_the_deadline_what_is_being_drawn_is_not_played() -> None:
     drawing = Drawing([(1, 0.0), (60, 1.0), (1, 1.0), (1, 1.0)], draw_s=10)
     assert await drawing.play(deadline_s=4) == [(0, False), (1, False), (2, False), (3, False)]
@@ -113,7 +108,6 @@ async def test_at_the_deadline_what_is_being_drawn_is_not_played() -> None:
     assert {request.sample for request in drawing.environment.requests} == {0, 1}
 
 
-@virtual_time.test
 async def test_what_noting_an_end_raises_ends_the_request_and_cancels_what_runs() -> None:
     class Refusing(Drawing):
         def note_end(self, episode: Episode, result: SampleResult) -> None:
@@ -124,7 +118,6 @@ async def test_what_noting_an_end_raises_ends_the_request_and_cancels_what_runs(
     assert (virtual_time.now(), asyncio.all_tasks()) == (1, {asyncio.current_task()})
 
 
-@virtual_time.test
 async def test_a_failure_of_drawing_ends_the_request() -> None:
     class Failing(Drawing):
         async def draw(self, places: range) -> list[Episode]:

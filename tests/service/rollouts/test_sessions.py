@@ -9,7 +9,6 @@ from deployments.failures import EnvironmentLost, RestartableSessionLost, Sessio
 from rollout_client.contract.messages import Message
 from rollout_client.contract.rollouts import Keep
 from rollout_env import StepOutcome
-from tests import virtual_time
 from tests.service.rollouts.playing import async_context, collect, error_of, play, playing, texts
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, ids_of, outcome, user_message
 
@@ -97,7 +96,6 @@ def test_every_end_of_a_rollout_releases_its_session() -> None:
     assert sorted(environment.released) == ["request-0-0-0", "request-1-0-0", "request-2-0-0"]
 
 
-@virtual_time.test
 async def test_a_request_that_is_cancelled_releases_its_sessions() -> None:
     environment = SessionEnvironment([outcome("1")])
     episodes = [EpisodeRecipe(position=position, max_rollout_turns=10**6).make() for position in range(2)]

@@ -14,10 +14,9 @@ from deployments.sessions.codec import call_entry, call_of
 from deployments.sessions.records import NO_PLAN, ChatContext, EngineCall, GeneratedMessage
 from rollout_client.contract.messages import GivenMessage, SampledWith, may_be_trained
 from tests.deployments.generation.serving.vllm_layers import Served
-from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
 QUESTION = {"role": "user", "content": "2 + 3?"}
 PARAMETERS = {
     "type": "object",
@@ -53,7 +52,6 @@ async def generated(served: Served, endpoint: Endpoint, body: dict[str, Any], se
 
 @pytest.mark.parametrize("endpoint", [CHAT, OPENAI, CLAUDE])
 @pytest.mark.parametrize("parser", PARSERS)
-@runs
 async def test_a_call_of_a_session_that_only_has_tools_samples_from_the_policy(parser: str, endpoint: Endpoint) -> None:
     served = await Served(tool_call_parser=parser).open()
     single = {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
@@ -77,7 +75,6 @@ async def test_a_call_of_a_session_that_only_has_tools_samples_from_the_policy(p
         (VLLM, {"allowed_token_ids": [53, 258]}),
     ],
 )
-@runs
 async def test_the_record_says_which_messages_a_call_constrained(endpoint: Endpoint, fields: dict[str, Any]) -> None:
     served = await Served(tool_call_parser="hermes").open()
     await generated(served, endpoint, body_of(endpoint, **fields), "s")
@@ -87,7 +84,6 @@ async def test_the_record_says_which_messages_a_call_constrained(endpoint: Endpo
     assert TypeAdapter(GivenMessage).validate_python(message).constrained
 
 
-@runs
 async def test_empty_switches_of_sglang_constrain_nothing() -> None:
     served = await Served().open()
     switches: dict[str, Any] = {"min_new_tokens": 0, "repetition_penalty": 1.0, "json_schema": None, "regex": ""}
@@ -97,7 +93,6 @@ async def test_empty_switches_of_sglang_constrain_nothing() -> None:
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-@runs
 async def test_a_message_says_its_distribution_where_it_is_not_the_sessions(endpoint: Endpoint) -> None:
     served = await Served().open(sampling={"temperature": 0.7, "top_p": 0.9})
     for asked in ({}, {"temperature": 0.7}, {"temperature": 0}, {"temperature": 0.5}, {"top_k": 4}):
@@ -130,7 +125,6 @@ def test_a_record_that_is_read_again_still_says_it() -> None:
     assert call_of(json.dumps(before).encode()).generated == [made]
 
 
-@runs
 async def test_a_call_without_a_session_is_constrained_as_in_vllms_own_server() -> None:
     params = await generated(Served(tool_call_parser="glm45"), CHAT, body_of(CHAT), None)
     assert params.structured_outputs is not None

@@ -18,10 +18,9 @@ from deployments.generation.serving import grammar_checks
 from deployments.generation.serving.grammar_checks import MOST_BYTES, GrammarChecks, encoded
 from deployments.upstream.vllm.structured_outputs import CheckedOutputs, validated
 from tests.paths import TINY_MODEL
-from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
 SLOW_TO_COMPILE = {"type": "integer", "multipleOf": 9999991}
 SLOW_TO_MATCH = "((a{0,500}){0,500}){0,500}"
 SCHEMAS = st.recursive(
@@ -75,7 +74,6 @@ def checks(config: VllmConfig) -> Iterator[GrammarChecks]:
         yield checks
 
 
-@runs
 async def test_calls_without_a_grammar_need_no_process(config: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError
@@ -93,7 +91,6 @@ async def test_calls_without_a_grammar_need_no_process(config: VllmConfig, monke
 
 
 @pytest.mark.timeout(300)
-@runs
 async def test_what_fits_is_as_in_vllm_and_what_does_not_is_refused(config: VllmConfig, checks: GrammarChecks) -> None:
     tokenizer: Any = cached_tokenizer_from_config(config.model_config)
     fitting: list[dict[str, Any]] = [
@@ -125,7 +122,6 @@ async def test_what_fits_is_as_in_vllm_and_what_does_not_is_refused(config: Vllm
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@runs
 async def test_a_schema_that_compiles_for_too_long_is_refused() -> None:
     # This backend takes more of JSON schemas, and any time for some.
     with closing(GrammarChecks(config_with("guidance"), time_limit_s=2.0)) as guided:
@@ -136,7 +132,6 @@ async def test_a_schema_that_compiles_for_too_long_is_refused() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@runs
 async def test_what_takes_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     # Room for the threads of the compilers.
     monkeypatch.setattr(grammar_checks, "MOST_MEMORY_BYTES", 256 * 1024**2)

@@ -22,11 +22,10 @@ from rollout_client.tensors import image_inputs, to_tensors
 from tests.clients.scripted_service import result
 from tests.deployments.generation.serving.vllm_layers import ScriptedCore, ServedEngine
 from tests.fakes.image_store import ImagesInProcess
-from tests.virtual_time import runs
 from tests.vision_model import picture, save_vision_model
 
 # Importing vLLM takes seconds.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
 
 
 @lru_cache
@@ -88,7 +87,6 @@ def drawn(mode: str) -> Image.Image:
     ],
     ids=["turned", "webp", "la", "one-color", "palette"],
 )
-@runs
 async def test_a_trainer_gives_the_model_the_pixels_that_the_engine_gives_it(file: bytes) -> None:
     served = await Seeing().open()
     [name] = await served.images.put([file])
@@ -135,7 +133,6 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("sentence", REFUSED)
 @pytest.mark.parametrize("session", ["s", None])
-@runs
 async def test_what_cannot_be_shown_is_refused_in_a_sentence(sentence: str, session: str | None) -> None:
     served = await Seeing().open()
     [small] = await served.show((40, 30))

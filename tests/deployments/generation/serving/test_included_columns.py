@@ -12,10 +12,9 @@ from deployments.protocols.token_columns import packed_rows
 from rollout_client.contract.messages import COLUMN_FIELDS, Message
 from rollout_client.contract.sessions import SessionSample
 from tests.deployments.generation.serving.vllm_layers import Served, experts_between
-from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
 TOP_K, TOP = 3, 2
 INCLUDE = ["routed_experts", f"top_logprobs:{TOP}", "sampling_mask", "entropy"]
 SAMPLING: dict[str, Any] = {"top_k": TOP_K, "max_new_tokens": 40}
@@ -68,7 +67,6 @@ def assert_columns(samples: Sequence[SessionSample]) -> None:
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-@runs
 async def test_every_api_records_the_columns_over_turns_and_forks(endpoint: Endpoint, streams: bool) -> None:
     replica = await served()
     replica.core.step = 2
@@ -93,7 +91,6 @@ async def test_every_api_records_the_columns_over_turns_and_forks(endpoint: Endp
 
 
 @pytest.mark.parametrize("asked", [{}, {"logprobs": True, "top_logprobs": 5}, {"logprobs": True, "top_logprobs": 60}])
-@runs
 async def test_what_a_caller_is_shown_is_what_it_asked_for(asked: dict[str, Any]) -> None:
     replica, plain = await served(), await Served().open(sampling=SAMPLING)
     answers = []
@@ -110,7 +107,6 @@ async def test_what_a_caller_is_shown_is_what_it_asked_for(asked: dict[str, Any]
 
 
 @pytest.mark.parametrize("streams", [False, True])
-@runs
 async def test_an_interrupted_call_has_the_columns_of_all_its_tokens(streams: bool) -> None:
     replica = await served()
     core = replica.core
@@ -139,7 +135,6 @@ def update_after(replica: Served, requests: int) -> None:
     core.meanwhile, core.step = update, 3
 
 
-@runs
 async def test_a_divided_stop_string_leaves_no_rows_of_the_tokens_after_it() -> None:
     replica = await served()
     update_after(replica, requests=1)
@@ -173,7 +168,6 @@ OTHERS = "A session that includes top_logprobs, sampling_mask, entropy takes no 
         (ENDPOINTS[:1], {"logprobs": True, "prompt_logprobs": 1}, OTHERS.format("prompt_logprobs")),
     ],
 )
-@runs
 async def test_a_call_that_leaves_no_place_for_the_columns_is_refused(
     endpoints: list[Endpoint], asked: dict[str, Any], message: str
 ) -> None:
@@ -185,7 +179,6 @@ async def test_a_call_that_leaves_no_place_for_the_columns_is_refused(
     assert (info.calls, info.calls_in_flight, replica.core.prompts) == (0, 0, [])
 
 
-@runs
 async def test_a_session_that_includes_experts_alone_takes_any_sampling() -> None:
     replica = await served(include=["routed_experts"])
     replica.reply("5")

@@ -14,10 +14,9 @@ from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
 from deployments.protocols.generation import SamplingOptions
 from deployments.protocols.model_server import ServedPart, ServedRequest
 from tests.deployments.generation.serving.test_session_call import QUESTION, Replica, generate, prepared
-from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
 REQUEST = ServedRequest("call-1", range(3), 100, (), SamplingOptions(), body=b'{"a": 1}')
 EVENTS = "text/event-stream"
 Server = Callable[[ServedCall], Awaitable[_ServedAnswer]]
@@ -27,7 +26,6 @@ async def parts_of(server: Server, call: ServedCall) -> list[ServedPart]:
     return [part async for part in answer_parts(server, call) if part != ServedPart()]
 
 
-@runs
 async def test_events_come_in_their_order_and_the_last_part_says_so() -> None:
     async def events() -> AsyncGenerator[str, None]:
         for number in range(50):
@@ -56,7 +54,6 @@ async def broken_events(call: ServedCall, failure: Exception, begins: bool = Tru
 
 
 @pytest.mark.parametrize("begins", [False, True])
-@runs
 async def test_an_answer_that_breaks_off_does_not_end_like_a_whole_one(begins: bool) -> None:
     async def server(call: ServedCall) -> _ServedAnswer:
         return _ServedAnswer(200, EVENTS, broken_events(call, LookupError("nothing there"), begins))
@@ -69,7 +66,6 @@ async def test_an_answer_that_breaks_off_does_not_end_like_a_whole_one(begins: b
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-@runs
 async def test_a_failure_is_another_replicas_until_the_answer_has_begun(has_begun: bool) -> None:
     async def server(call: ServedCall) -> _ServedAnswer:
         return _ServedAnswer(200, EVENTS, broken_events(call, ReplicaShuttingDown("it ends"), has_begun))
@@ -82,7 +78,6 @@ async def test_a_failure_is_another_replicas_until_the_answer_has_begun(has_begu
             await parts_of(server, call)
 
 
-@runs
 async def test_a_call_of_a_session_is_left_when_its_server_ends() -> None:
     left: list[str] = []
     call = ServedCall(REQUEST)
@@ -97,7 +92,6 @@ async def test_a_call_of_a_session_is_left_when_its_server_ends() -> None:
     assert left == ["left"]
 
 
-@runs
 async def test_a_call_left_at_any_step_ends_and_its_tokens_are_recorded() -> None:
     steps, has_ended = 0, False
     while not has_ended:

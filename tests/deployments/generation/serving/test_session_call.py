@@ -27,7 +27,6 @@ from rollout_client.contract.rollouts import Sampling
 from rollout_client.contract.sessions import SessionRequest, SessionSample
 from tests.deployments.sessions.renderer import PLAIN, small
 from tests.fakes.storage import ScriptedStorage
-from tests.virtual_time import runs
 
 QUESTION = {"role": "user", "content": "What is 2 + 3?"}
 MORE = {"role": "user", "content": "And 1 + 1?"}
@@ -85,7 +84,6 @@ async def prepared(call: ServedCall, messages: list[Any], context: ChatContext =
     return list(await call.session.prepare(messages, context))
 
 
-@runs
 async def test_the_prompt_of_a_call_that_continues_another_begins_with_its_ids() -> None:
     replica = await Replica().open()
     first = replica.call("one")
@@ -103,7 +101,6 @@ async def test_the_prompt_of_a_call_that_continues_another_begins_with_its_ids()
 
 
 @pytest.mark.parametrize(("policy", "oldest"), [(None, 3), ("run-b", None)])
-@runs
 async def test_the_engine_learns_the_oldest_version_a_call_continues(policy: str | None, oldest: int | None) -> None:
     replica = await Replica().open(SessionRequest(policy=RolloutDemand(name=policy)))
     first, second = replica.call("one"), replica.call("two")
@@ -115,7 +112,6 @@ async def test_the_engine_learns_the_oldest_version_a_call_continues(policy: str
     assert second.generation([1], 8).oldest_version == oldest
 
 
-@runs
 async def test_each_choice_of_an_answer_is_recorded_by_its_index() -> None:
     replica = await Replica().open()
     call = replica.call("one")
@@ -128,7 +124,6 @@ async def test_each_choice_of_an_answer_is_recorded_by_its_index() -> None:
     assert [sample.message_log[-1].content for sample in samples] == ["answer 0", "answer 1"]
 
 
-@runs
 async def test_a_call_that_is_left_is_interrupted_and_recorded_as_far_as_it_came() -> None:
     replica = await Replica().open()
     call = replica.call("one")
@@ -142,7 +137,6 @@ async def test_a_call_that_is_left_is_interrupted_and_recorded_as_far_as_it_came
     assert (await replica.store.info("s", "")).calls_in_flight == 0
 
 
-@runs
 async def test_what_another_replica_makes_anew_is_not_recorded() -> None:
     replica = await Replica().open()
     call = replica.call("one")
@@ -155,7 +149,6 @@ async def test_what_another_replica_makes_anew_is_not_recorded() -> None:
     assert (info.calls, info.calls_in_flight, info.branches) == (0, 0, 0)
 
 
-@runs
 async def test_a_session_that_is_ended_elsewhere_interrupts_its_calls_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_call, "HEARD_EVERY_S", 0)
     replica = await Replica().open()
@@ -175,7 +168,7 @@ def test_what_vllm_adds_to_the_arguments_of_a_template_makes_no_other_root() -> 
 
 
 # Importing vLLM takes seconds.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
 
 
 def asked_chat(index: int = 0, sampling: Sampling | None = None, **asked: object) -> ChatCompletionRequest:

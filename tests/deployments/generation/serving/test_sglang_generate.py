@@ -12,10 +12,9 @@ from deployments.generation.serving import sglang_generate
 from deployments.protocols.generation import SamplingOptions
 from deployments.protocols.model_server import CallsToAbort, ServedRequest, ServedTokens
 from tests.deployments.generation.serving.vllm_layers import Served
-from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
 FIRST, SECOND = [50, 51, 52], [60, 61]
 ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 
@@ -32,7 +31,6 @@ async def refused(body: dict[str, Any]) -> tuple[str, str]:
     return answer["error"]["param"], answer["error"]["message"]
 
 
-@runs
 async def test_a_prompt_of_ids_is_answered_with_ids_and_log_probabilities() -> None:
     served = Served()
     ids = served.reply("42")
@@ -68,7 +66,6 @@ async def test_a_prompt_of_ids_is_answered_with_ids_and_log_probabilities() -> N
         ("invented", {"invented": 1}),
     ],
 )
-@runs
 async def test_a_field_that_is_not_served_is_refused_by_its_name(field: str, body: dict[str, Any]) -> None:
     param, message = await refused({"input_ids": FIRST, **body})
     assert param == field
@@ -88,12 +85,10 @@ async def test_a_field_that_is_not_served_is_refused_by_its_name(field: str, bod
         ({"input_ids": [FIRST], "stream": True}, "stream"),
     ],
 )
-@runs
 async def test_a_body_that_cannot_be_served_names_its_field(body: dict[str, Any], param: str) -> None:
     assert (await refused(body))[0] == param
 
 
-@runs
 async def test_sampling_parameters_are_the_engines() -> None:
     served = Served()
     served.reply("5")
@@ -110,7 +105,6 @@ async def test_sampling_parameters_are_the_engines() -> None:
 
 
 @pytest.mark.parametrize("top_k", [-1, 1 << 30, None])
-@runs
 async def test_defaults_are_sglangs(top_k: int | None) -> None:
     served = Served()
     served.reply("5")
@@ -123,7 +117,6 @@ async def test_defaults_are_sglangs(top_k: int | None) -> None:
 
 
 @pytest.mark.parametrize(("no_stop_trim", "text"), [(False, "1"), (True, "12")])
-@runs
 async def test_a_stop_string_ends_the_answer_and_is_trimmed_unless_asked_for(no_stop_trim: bool, text: str) -> None:
     served = Served()
     served.reply("123")
@@ -133,7 +126,6 @@ async def test_a_stop_string_ends_the_answer_and_is_trimmed_unless_asked_for(no_
     assert len(answer["output_ids"]) == 2
 
 
-@runs
 async def test_the_log_probabilities_of_a_prompt_begin_with_a_null() -> None:
     served = Served()
     served.reply("5", ends=False)
@@ -148,7 +140,6 @@ async def test_the_log_probabilities_of_a_prompt_begin_with_a_null() -> None:
     assert meta["finish_reason"] == {"type": "length", "length": 0}
 
 
-@runs
 async def test_each_prompt_has_n_answers_with_ids_and_seeds_of_their_own() -> None:
     served = Served()
     for reply in ("a", "bc", "def", "ghij"):
@@ -167,7 +158,6 @@ async def test_each_prompt_has_n_answers_with_ids_and_seeds_of_their_own() -> No
     assert [answer["text"] for answer in greedy] == ["d"] * 3
 
 
-@runs
 async def test_the_longer_an_answer_is_the_rarer_are_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one for each 0.05 s their sizes would add up to half the square of its length."""
     served, seconds = Served(), iter(range(1000))
@@ -189,7 +179,6 @@ def abortable() -> ServedRequest:
     return ServedRequest(*asked, endpoint="generate", body=body, ingress="a", **times)
 
 
-@runs
 async def test_an_aborted_call_ends_with_the_tokens_that_it_has() -> None:
     served = Served()
     ids = served.reply("4242")
@@ -217,7 +206,6 @@ async def test_an_aborted_call_ends_with_the_tokens_that_it_has() -> None:
         (CallsToAbort("team", "", "a", 5.0), False),
     ],
 )
-@runs
 async def test_a_call_that_comes_after_its_abort_generates_nothing(calls: CallsToAbort, is_aborted: bool) -> None:
     served = Served()
     served.reply("5")

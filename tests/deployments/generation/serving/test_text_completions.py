@@ -6,14 +6,12 @@ import pytest
 from deployments.protocols.generation import SamplingOptions
 from deployments.protocols.model_server import ServedRequest, ServedTokens
 from tests.deployments.generation.serving.vllm_layers import Served
-from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
 FIRST, SECOND = [50, 51, 52], [60, 61]
 
 
-@runs
 async def test_each_prompt_has_its_choices_and_all_of_them_are_counted() -> None:
     served = Served()
     replies = ["a", "bc", "def", "ghij"]
@@ -30,7 +28,6 @@ async def test_each_prompt_has_its_choices_and_all_of_them_are_counted() -> None
     assert spans == [[{"version": "0", "start": 0, "end": length}] for length in (1, 2, 3, 4)]
 
 
-@runs
 async def test_no_beams_are_searched() -> None:
     status, refused = await Served().answer("completions", {"prompt": "2", "use_beam_search": True, "n": 2})
     assert (status, refused["error"]["param"]) == (400, "use_beam_search")

@@ -7,10 +7,9 @@ import pytest
 from deployments.protocols.model_server import Endpoint
 from rollout_client.contract.sessions import SessionSample
 from tests.deployments.generation.serving.vllm_layers import Served
-from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
 PROMPT = [50, 51, 52]
 BETWEEN = [60, 61]
 ENDPOINTS: list[Endpoint] = ["generate", "inference/v1/generate"]
@@ -29,7 +28,6 @@ def log_of(sample: SessionSample) -> list[tuple[str, list[int], bool]]:
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-@runs
 async def test_a_prompt_that_begins_with_what_was_generated_is_its_next_turn(endpoint: Endpoint) -> None:
     served = await Served().open()
     first, second = served.reply("4"), served.reply("2")
@@ -51,7 +49,6 @@ async def test_a_prompt_that_begins_with_what_was_generated_is_its_next_turn(end
     assert sample.message_log[0].content == served.core.get_tokenizer().decode(PROMPT)
 
 
-@runs
 async def test_both_apis_and_chats_continue_the_same_record() -> None:
     served = await Served().open()
     first, second, third = (served.reply(text) for text in "456")
@@ -65,7 +62,6 @@ async def test_both_apis_and_chats_continue_the_same_record() -> None:
     assert [token_id for _, ids, _ in log_of(sample) for token_id in ids] == [*prompt, *BETWEEN, *second, *third]
 
 
-@runs
 async def test_a_chat_does_not_go_on_from_a_raw_prompt_that_says_the_same() -> None:
     served = await Served().open()
     tokenizer = served.core.get_tokenizer()
@@ -80,7 +76,6 @@ async def test_a_chat_does_not_go_on_from_a_raw_prompt_that_says_the_same() -> N
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-@runs
 async def test_parameters_that_a_call_leaves_out_are_the_sessions(endpoint: Endpoint) -> None:
     sampling = {"temperature": 0.5, "top_k": 5, "max_new_tokens": 7, "seed": 9, "stop_strings": ["x"]}
     served = await Served().open(sampling=sampling)
@@ -92,7 +87,6 @@ async def test_parameters_that_a_call_leaves_out_are_the_sessions(endpoint: Endp
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-@runs
 async def test_a_stream_is_recorded_before_its_end_is_sent(endpoint: Endpoint) -> None:
     served = await Served().open()
     ids = served.reply("42")
@@ -109,7 +103,6 @@ async def test_a_stream_is_recorded_before_its_end_is_sent(endpoint: Endpoint) -
         ({"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 0}}, "max_new_tokens"),
     ],
 )
-@runs
 async def test_a_call_that_cannot_be_recorded_is_refused(body: dict[str, Any], param: str) -> None:
     served = await Served().open()
     status, refused = await served.answer("generate", body, "s")
@@ -117,7 +110,6 @@ async def test_a_call_that_cannot_be_recorded_is_refused(body: dict[str, Any], p
 
 
 @pytest.mark.parametrize("field", ["kv_transfer_params", "content_parts", "priority"])
-@runs
 async def test_vllms_fields_that_go_past_the_service_are_refused_by_name(field: str) -> None:
     value: Any = {"kv_transfer_params": {"a": 1}, "content_parts": [{"type": "image_url"}], "priority": 3}[field]
     body = {**body_of("inference/v1/generate", PROMPT), field: value}
@@ -126,7 +118,6 @@ async def test_vllms_fields_that_go_past_the_service_are_refused_by_name(field: 
     assert f"`{field}` is not served here" in refused["error"]["message"]
 
 
-@runs
 async def test_vllms_answer_says_which_weights_made_its_ids() -> None:
     served = Served()
     ids = served.reply("42")

@@ -9,10 +9,9 @@ from deployments.failures import RolloutFailure
 from deployments.generation.serving.session_renderer import SessionOnlineRenderer
 from deployments.sessions.session_table import _ModelNotRecordable, refuse_unrecordable
 from tests.deployments.generation.serving.vllm_layers import Served
-from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
 CHAT = {"messages": [{"role": "user", "content": "2 + 3?"}]}
 SAYS = "vLLM has made the prompt of this call by itself, so that nothing of it can be recorded"
 
@@ -29,7 +28,6 @@ def harmony(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("harmony")
-@runs
 async def test_a_call_whose_prompt_is_made_past_its_session_is_refused() -> None:
     served = await Served().open()
     served.reply("5")
@@ -42,7 +40,6 @@ async def test_a_call_whose_prompt_is_made_past_its_session_is_refused() -> None
     assert (await served.store.info("s", "")).calls_in_flight == 0
 
 
-@runs
 async def test_a_call_whose_session_is_deleted_while_it_runs_fails() -> None:
     served = await Served().open()
     served.core.meanwhile = lambda: served.store.delete("s", "")

@@ -31,10 +31,9 @@ from tests.deployments.sandbox.providers.opened import opened
 from tests.deployments.sandbox.providers.stand_ins.docker_engine import Container, Engine, message
 from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE
 from tests.deployments.sandbox.providers.test_limits import provided
-from tests.virtual_time import runs
 
 # Gigabytes are read.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
 PATH = "/logs/verifier/reward.json"
 REFUSED = f"^{PATH} cannot be read: it is not a file of at most {LARGEST_FILE_BYTES} bytes"
 BUFFERED_BYTES = 8 * MIB
@@ -147,7 +146,6 @@ class Recording(Archiving):
         return message(409, "not now")
 
 
-@runs
 async def test_the_variables_of_a_command_are_no_arguments_of_docker(tmp_path: Path) -> None:
     engine = Recording(tarfile.REGTYPE, 0)
     async with docker_sandbox(tmp_path, engine) as sandbox:
@@ -232,7 +230,6 @@ def test_the_end_of_an_output_has_no_more_bytes_than_it_may(text: str) -> None:
 
 
 @pytest.mark.long
-@runs
 async def test_a_local_sandbox_gives_the_largest_file_and_none_larger(provider: LocalProvider, tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM debian\n")
     async with opened(provider, SandboxSpec(folder=tmp_path)) as sandbox:

@@ -39,10 +39,9 @@ from tests.deployments.sandbox.providers.stand_ins.docker_engine import engine
 from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
 from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE, WORLDS, World, world
 from tests.paths import REPOSITORY
-from tests.virtual_time import runs
 
 # Sandboxes are started, and owners of some are killed.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
 DOCKER_SOCKET = os.environ.get("ROLLOUT_TEST_DOCKER_SOCKET", SOCKET)
 """The images `debian:12-slim` and `python:3.12-slim` must be there."""
 GONE_WITHIN_S = 60.0
@@ -116,7 +115,6 @@ async def standing_sandbox(name: str, spec: SandboxSpec) -> AsyncIterator[Runnin
         yield sandbox
 
 
-@runs
 async def test_a_dockerfile_is_carried_out(name: str, tmp_path: Path) -> None:
     if name in STAND_INS:
         pytest.skip("The stand-ins build by the provider local.")
@@ -135,7 +133,6 @@ async def test_a_dockerfile_is_carried_out(name: str, tmp_path: Path) -> None:
     assert (done.exit_code, done.stdout.splitlines()) == (0, ["/app", "12", "aran", "1x"]), done
 
 
-@runs
 async def test_commands_share_files_and_processes_and_tell_how_they_ended(name: str, tmp_path: Path) -> None:
     async with standing_sandbox(name, spec_of(name, tmp_path, environment={"Y": "1"})) as sandbox:
         first = await sandbox.exec(["sh", "-c", "cat > in; sleep 300 & echo out; echo err >&2; exit 3"], stdin=b"given")
@@ -148,7 +145,6 @@ async def test_commands_share_files_and_processes_and_tell_how_they_ended(name: 
         assert (await sandbox.exec(["no-such-program"])).exit_code in (126, 127)
 
 
-@runs
 async def test_a_command_that_takes_too_long_or_that_nobody_waits_for_is_ended(name: str, tmp_path: Path) -> None:
     async with standing_sandbox(name, spec_of(name, tmp_path)) as sandbox:
         with pytest.raises(TimeoutError):
@@ -166,7 +162,6 @@ async def test_a_command_that_takes_too_long_or_that_nobody_waits_for_is_ended(n
         raise AssertionError(left)
 
 
-@runs
 async def test_what_commands_have_left_is_ended_and_the_rest_goes_on(name: str, tmp_path: Path) -> None:
     async with standing_sandbox(name, spec_of(name, tmp_path)) as sandbox:
         left = "nohup sleep {0}1 >/dev/null 2>&1 & setsid sleep {0}2 >/dev/null 2>&1 &"
@@ -178,7 +173,6 @@ async def test_what_commands_have_left_is_ended_and_the_rest_goes_on(name: str, 
         assert sorted(listed.splitlines()) == ["sleep 3101", "sleep 3102"]
 
 
-@runs
 async def test_files_are_written_and_read(name: str, tmp_path: Path) -> None:
     async with standing_sandbox(name, spec_of(name, tmp_path)) as sandbox:
         content = bytes(range(256)) * 5000
@@ -191,7 +185,6 @@ async def test_files_are_written_and_read(name: str, tmp_path: Path) -> None:
             await sandbox.read_file("/deep/er")
 
 
-@runs
 async def test_after_its_end_a_sandbox_is_lost(name: str, tmp_path: Path) -> None:
     async with standing_sandbox(name, spec_of(name, tmp_path)) as sandbox:
         running = asyncio.ensure_future(sandbox.exec(["sleep", "303"]))
@@ -203,7 +196,6 @@ async def test_after_its_end_a_sandbox_is_lost(name: str, tmp_path: Path) -> Non
             await sandbox.exec(["true"])
 
 
-@runs
 async def test_what_cannot_be_built_is_refused_with_what_was_said(name: str, tmp_path: Path) -> None:
     async with provided(name) as provider:
         refused = "builds no folders" if name in WITHOUT_BUILDS else "code.?:? 7"
@@ -233,7 +225,6 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@runs
 async def test_of_an_owner_that_is_killed_nothing_is_left_after_ten_seconds(name: str, tmp_path: Path) -> None:
     seconds = str(3040 + [*OPTIONS, *STAND_INS].index(name))
     spec = {"image": KNOWN_IMAGE} if name in WITHOUT_BUILDS else {"folder": str(tmp_path)}

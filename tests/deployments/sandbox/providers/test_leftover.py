@@ -18,10 +18,9 @@ from deployments.sandbox.providers.leftover import FIRST, ProcessesLeft, end_oth
 from deployments.sandbox.providers.local import LocalProvider
 from deployments.sandbox.providers.shell import RemoteSandbox
 from tests.deployments.sandbox.providers.opened import opened
-from tests.virtual_time import runs
 
 # Sandboxes are started.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
 ALONE = "import os\nif os.fork():\n    os._exit(0)\nos.setsid()\nif os.fork():\n    os._exit(0)\n"
 BEAT = "open('/app/beat', 'a').write('.')"
 
@@ -58,7 +57,6 @@ async def listed(sandbox: RunningSandbox) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@runs
 async def test_nothing_that_a_command_has_left_goes_on(provider: LocalProvider, tmp_path: Path, kind: str) -> None:
     async with opened(provider, spec(tmp_path)) as sandbox:
         kept = await processes_of(sandbox)
@@ -142,7 +140,6 @@ def container(shell: Sequence[str]) -> Iterator[Container]:
 
 @pytest.mark.parametrize("shell", [["dash"], ["bash"], ["bash", "--posix"]], ids=" ".join)
 @pytest.mark.usefixtures("provider")
-@runs
 async def test_the_first_process_of_a_container_reaps_what_others_have_left(shell: list[str]) -> None:
     # Bubblewrap works: there is a provider.
     with container(shell) as started:

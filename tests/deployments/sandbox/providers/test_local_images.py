@@ -13,10 +13,9 @@ from deployments.sandbox.providers.interface import SandboxFile, SandboxRefused,
 from deployments.sandbox.providers.local import LocalProvider
 from deployments.sandbox.providers.local_sandbox import LocalRunningSandbox
 from tests.deployments.sandbox.providers.opened import opened
-from tests.virtual_time import runs
 
 # Sandboxes are started.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
 
 
 def folder(path: Path, name: str, run: str = "") -> SandboxSpec:
@@ -37,7 +36,6 @@ async def name_of(provider: LocalProvider, spec: SandboxSpec) -> bytes | None:
 
 
 @pytest.mark.parametrize("method", ["start", "close"])
-@runs
 async def test_an_image_forgotten_while_a_sandbox_starts_or_is_built_is_read(
     provider: LocalProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -57,7 +55,6 @@ async def test_an_image_forgotten_while_a_sandbox_starts_or_is_built_is_read(
         assert await name_of(provider, first) == b"first\n"
 
 
-@runs
 async def test_an_image_by_name_is_refused_and_forgotten_files_are_gone(
     provider: LocalProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +69,6 @@ async def test_an_image_by_name_is_refused_and_forgotten_files_are_gone(
     assert deleted_files() == before
 
 
-@runs
 async def test_too_large_files_are_refused_and_the_sandbox_goes_on(provider: LocalProvider, tmp_path: Path) -> None:
     async with opened(provider, replace(folder(tmp_path, "small"), storage_mb=8)) as sandbox:
         with pytest.raises(SandboxRefused, match=r"(?s)The files cannot be written in the sandbox: .*No space left"):
@@ -89,7 +85,6 @@ def test_folders_whose_names_have_wildcards_are_no_files_of_an_image(provider: L
         assert asyncio.run(name_of(provider, spec)) == b"first\n"
 
 
-@runs
 async def test_a_shell_that_does_not_answer_is_a_lost_sandbox(provider: LocalProvider, tmp_path: Path) -> None:
     async with opened(provider, folder(tmp_path, "first")) as sandbox:
         assert isinstance(sandbox, LocalRunningSandbox)

@@ -12,10 +12,9 @@ from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import MOST_PROCESSES, ExecResult, OutOfMemory, SandboxRefused, SandboxSpec
 from deployments.sandbox.providers.local import LocalProvider, _Processors
 from tests.deployments.sandbox.providers.opened import opened
-from tests.virtual_time import runs
 
 # Sandboxes are started.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
 FORKS = """
 import os, signal, time
 children = []
@@ -118,7 +117,6 @@ def test_memory_of_all_processes_together_is_bounded(provider: LocalProvider, fo
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="This machine has one processor.")
-@runs
 async def test_processes_have_the_processors_of_its_cpus_and_no_others(provider: LocalProvider, folder: Path) -> None:
     async with AsyncExitStack() as leaving:
         specs = [SandboxSpec(folder=folder, cpus=cpus) for cpus in (0.5, 1, None, 4096)]
@@ -149,7 +147,6 @@ def test_sandboxes_take_the_processors_in_turn(monkeypatch: pytest.MonkeyPatch) 
     assert [taken(cpus) for cpus in (3, 2.5, None)] == [[]] * 3
 
 
-@runs
 async def test_closing_the_provider_ends_what_runs(provider: LocalProvider, folder: Path) -> None:
     sandbox = await provider.open(SandboxSpec(folder=folder))
     running = asyncio.ensure_future(sandbox.exec(["sleep", "300"]))

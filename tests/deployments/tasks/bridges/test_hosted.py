@@ -22,12 +22,11 @@ from deployments.tasks.bridges.hosted import (
 from rollout_env import OutcomeInvalid, SampleRejected, StepOutcome, TemporaryFailure, check, play
 from rollout_env.environment import forks_sessions
 from rollout_env.steps import validated_extra_env_info
-from tests.virtual_time import runs
 
 MODULE = "tests.deployments.tasks.bridges.hosted_environments"
 PROMPT = [{"role": "user", "content": "Q"}]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
 
 
 def hosted(class_name: str = "TallyEnvironment", **arguments: Any) -> HostedEnvironment:
@@ -108,7 +107,6 @@ def test_sessions_are_held_by_the_host() -> None:
     check(environment, samples=2, max_block_s=30)
 
 
-@runs
 async def test_sessions_are_forked_where_the_hosted_environment_forks_them() -> None:
     environment = hosted("ForkedMemoryEnvironment")
     assert forks_sessions(environment)
@@ -129,7 +127,6 @@ def children() -> set[psutil.Process]:
     return set(psutil.Process().children())
 
 
-@runs
 async def test_a_host_that_dies_loses_the_step_and_is_started_again() -> None:
     before = children()
     environment = hosted()
@@ -150,7 +147,6 @@ async def test_a_host_that_dies_loses_the_step_and_is_started_again() -> None:
     assert children() <= before
 
 
-@runs
 async def test_the_next_request_starts_a_host_that_has_died_and_only_one() -> None:
     before = children()
     environment = hosted()

@@ -26,11 +26,9 @@ from deployments.upstream.ray_serve.own_replica import (
     most_replicas,
 )
 from deployments.upstream.ray_serve.serve_internals import RAYLET
-from tests import virtual_time
 
 
 @pytest.mark.parametrize(("leaves_in_s", "bound_s"), [(math.inf, 10.0), (60.0, 10.0), (8.0, 4.0), (0.0, 0.0)])
-@virtual_time.test
 async def test_the_shutdown_of_a_replica_says_how_long_its_calls_may_go_on(
     monkeypatch: pytest.MonkeyPatch, leaves_in_s: float, bound_s: float
 ) -> None:

@@ -96,7 +96,6 @@ def test_requests_of_serve_share_the_handles(monkeypatch: pytest.MonkeyPatch) ->
     assert (received, actors.looked_up) == ([b"of a", b"of a", b"of b", b"of a", b"of b"], ["a", "b"])
 
 
-@virtual_time.test
 async def test_messages_that_arrive_at_once_are_received_in_turn() -> None:
     received_in: list[int] = []
     arrived = asyncio.Event()
