@@ -88,8 +88,7 @@ class Family:
         ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in self.ids.items()}
         parts = {"vision_config": dict(self.vision), "text_config": language_config(tokenizer) | dict(self.text)}
         config: Any = AutoConfig.for_model(self.model_type, **ids, **parts, **self.config)
-        model_class = hf.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
-        config.architectures = [model_class.__name__]
+        config.architectures = [hf.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)].__name__]
         config.save_pretrained(folder)
         return config
 
@@ -120,8 +119,7 @@ def clip(kind: str, **options: Any) -> Callable[[Any], Any]:
 
 def llava_onevision(tokenizer: Any) -> Any:
     images = hf.LlavaOnevisionImageProcessor(size=SQUARE, image_grid_pinpoints=PINPOINTS)
-    videos = hf.LlavaOnevisionVideoProcessor(size=SQUARE)
-    return hf.LlavaOnevisionProcessor(images, tokenizer, videos, PATCHES, "full")
+    return hf.LlavaOnevisionProcessor(images, tokenizer, hf.LlavaOnevisionVideoProcessor(size=SQUARE), PATCHES, "full")
 
 
 def gemma3(tokenizer: Any) -> Any:

@@ -142,9 +142,7 @@ def digest_of(content: bytes) -> str:
 
 
 def layout_of(tensors: dict[str, tuple[str, list[int]]]) -> PolicyLayout:
-    return PolicyLayout(
-        tensors={name: TensorLayout(dtype=dtype, shape=shape) for name, (dtype, shape) in tensors.items()}
-    )
+    return PolicyLayout(tensors={key: TensorLayout(dtype=dtype, shape=size) for key, (dtype, size) in tensors.items()})
 
 
 def handler(policy: ScriptedPolicy) -> type[BaseHTTPRequestHandler]:

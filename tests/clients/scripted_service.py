@@ -263,8 +263,7 @@ def served(app: Starlette) -> Iterator[str]:
     """Serves on a free port of loopback for the length of the block."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
-        server = QuickServer(config)
+        server = QuickServer(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         while not server.started:

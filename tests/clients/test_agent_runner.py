@@ -32,9 +32,7 @@ def test_each_sample_gets_a_group_in_input_order_with_its_rewards() -> None:
         await asyncio.sleep(0.05 * (3 - sample.idx))
         return {"style": 0.25, "sum": float(sample.idx)}
 
-    groups: list[list[AgentRollout]] = service.call(
-        lambda client: play_agent(client, agent, PROMPTS, num_generations=2)
-    )
+    groups: list[list[AgentRollout]] = service.call(lambda http: play_agent(http, agent, PROMPTS, num_generations=2))
     places = [[(rollout.idx, rollout.generation_index) for rollout in group] for group in groups]
     assert places == [[(idx, 0), (idx, 1)] for idx in range(3)]
     assert sorted(given) == sorted([(f"What is {n} + 1?", True) for n in range(3)] * 2)
@@ -62,13 +60,10 @@ def test_each_run_gets_a_sample_of_its_own_which_it_may_change(typed: bool) -> N
         extra["notes"]["n"] += 1
         return 0.0
 
-    fields = {**PROMPTS[0], "extra_env_info": {"tried": []}, "notes": {"n": np.int64(0)}}
-    given = deepcopy(fields)
+    given = deepcopy({**PROMPTS[0], "extra_env_info": {"tried": []}, "notes": {"n": np.int64(0)}})
     samples: list[Any] = [SampleInput.model_validate(given) if typed else given]
     before = deepcopy(samples)
-    [group] = service.call(
-        lambda client: play_agent(client, agent, samples, num_generations=4, concurrency=2, include=[])
-    )
+    [group] = service.call(lambda http: play_agent(http, agent, samples, num_generations=4, concurrency=2, include=[]))
     assert [rollout.error for rollout in group] == [None] * 4
     assert seen == [(1, [], 0)] * 4
     assert samples == before

@@ -109,9 +109,7 @@ def test_an_advantage_is_in_standard_deviations_of_its_group() -> None:
 
 
 @given(REWARDS_AND_GROUPS, st.booleans())
-def test_the_advantages_of_a_group_sum_to_zero(
-    rewards_and_groups: list[tuple[float | None, int]], scale_rewards: bool
-) -> None:
+def test_a_groups_advantages_sum_to_0(rewards_and_groups: list[tuple[float | None, int]], scale_rewards: bool) -> None:
     rewards = [reward for reward, _ in rewards_and_groups]
     groups = [group for _, group in rewards_and_groups]
     advantages = group_relative_advantages(rewards, groups, scale_rewards=scale_rewards)

@@ -98,9 +98,7 @@ def test_the_agents_sdk_calls_its_tool_by_the_responses_api(models: ScriptedMode
 
 
 @pytest.mark.parametrize(("agent", "streams"), [(agents_sdk.chat_agent, True), (langgraph_agent.agent, False)])
-def test_an_agent_calls_its_tool_by_chat_completions(
-    models: ScriptedModels, base_url: str, agent: Any, streams: bool
-) -> None:
+def test_an_agent_calls_its_tool_by_chat(models: ScriptedModels, base_url: str, agent: Any, streams: bool) -> None:
     asyncio.run(agent(base_url, "session-key", SAMPLE))
     first, second = models.chats
     assert [message["role"] for message in second["messages"]] == ["user", "assistant", "tool"]

@@ -71,17 +71,10 @@ class LeavingNode:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={address}", "--block"]
         options = ["--num-cpus=4", "--object-store-memory=100000000", "--disable-usage-stats"]
         # Several nodes of one machine must not want the same ports.
-        ports = [
-            "--min-worker-port=0",
-            "--max-worker-port=0",
-            "--node-manager-port=0",
-            "--dashboard-agent-listen-port=0",
-        ]
+        own = ["--min-worker-port=0", "--max-worker-port=0", "--node-manager-port=0", "--dashboard-agent-listen-port=0"]
         marks = [f"--labels=name={self.name}", "--resources", json.dumps({LEAVING: 4})]
         environment = {**os.environ, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(WITHIN_S)}
-        self._process = subprocess.Popen(
-            [*command, *options, *ports, *marks], env=environment, stdout=subprocess.DEVNULL
-        )
+        self._process = subprocess.Popen([*command, *options, *own, *marks], env=environment, stdout=subprocess.DEVNULL)
 
     def node_id(self) -> str | None:
         """`None` while it has not joined the cluster."""

@@ -91,20 +91,11 @@ def test_the_python_of_a_page_runs(page: Path, service_url: str, monkeypatch: py
 
 @pytest.mark.parametrize("block", blocks("bash"))
 def test_the_shell_commands_of_a_block_run(block: Block, service_url: str) -> None:
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "ROLLOUT_URL": service_url,
-    }
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "ROLLOUT_URL": service_url}
     lines = block.code.replace(DOCUMENTED_URL, service_url).splitlines()
     script = "\n".join(looked_up(line) for line in lines)
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=REPOSITORY,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+        ["bash", "-euo", "pipefail", "-c", script], cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert '"type":"urn:rollout:problem' not in done.stdout

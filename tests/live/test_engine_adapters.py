@@ -86,18 +86,14 @@ def test_names_of_wrapped_modules_reach_the_modules_that_they_name(engine: Runni
 
 
 @pytest.mark.parametrize("module", UNKNOWN)
-def test_matrices_of_no_module_of_the_model_are_refused_by_name(
-    engine: RunningEngine, tmp_path: Path, module: str
-) -> None:
+def test_matrices_of_no_module_are_refused_by_name(engine: RunningEngine, tmp_path: Path, module: str) -> None:
     llm, loop = engine
     with pytest.raises(AdapterDoesNotFit, match=f"no module for {module}.lora_A.weight, {module}.lora_B.weight"):
         loop.run(llm.adapters.load("7", 7, adapter(tmp_path / "adapter", module)))
 
 
 @pytest.mark.parametrize(("scale", "is_unseen"), [(1.0, False), (0.0, True), (1e-30, True)])
-def test_an_adapter_may_be_zero_or_too_small_to_be_seen(
-    engine: RunningEngine, tmp_path: Path, scale: float, is_unseen: bool
-) -> None:
+def test_an_adapter_may_be_zero_or_unseen(engine: RunningEngine, tmp_path: Path, scale: float, is_unseen: bool) -> None:
     llm, loop = engine
 
     async def play() -> bool:

@@ -37,9 +37,7 @@ def samples(count: int, task_name: str = "waiting", **state: float) -> list[Samp
     return [SampleInput.model_validate(sample) for _ in range(count)]
 
 
-def test_steps_of_one_instant_are_shared_evenly_from_the_first_request_on(
-    simulated_client: RolloutClient, folder: Path
-) -> None:
+def test_steps_of_one_instant_are_shared_evenly_from_the_first(simulated_client: RolloutClient, folder: Path) -> None:
     held = folder / "held"
     # None ends before all have come: a replica that is faster gets no more than the other.
     held.touch()
@@ -72,9 +70,7 @@ def counts(sample: SampleResult) -> tuple[set[int], list[int]]:
     return {int(process) for process, _ in told}, [int(count) for _, count in told]
 
 
-def test_sessions_stay_at_their_replica_restart_if_it_dies_and_are_closed(
-    simulated_client: RolloutClient, folder: Path
-) -> None:
+def test_sessions_stay_restart_if_their_replica_dies_and_close(simulated_client: RolloutClient, folder: Path) -> None:
     held = folder / "held"
     held.touch()
     victim = replicas("holding")[0]
@@ -136,9 +132,7 @@ def test_hanging_up_gives_up_the_steps_and_closes_the_sessions(simulated: Simula
 @pytest.mark.parametrize(
     "way", ["leave_stream", "delete_keyed", pytest.param("reach_deadline", marks=pytest.mark.long)]
 )
-def test_what_nobody_waits_for_leaves_no_generation_no_step_and_no_session(
-    simulated: SimulatedService, way: str
-) -> None:
+def test_what_nobody_waits_for_leaves_no_generation_step_or_session(simulated: SimulatedService, way: str) -> None:
     asyncio.run(begin_and_abandon(simulated.of_client(), way, GIVEN_UP_WITHIN_S))
 
 

@@ -26,9 +26,7 @@ def next_version(client: RolloutClient) -> int:
     return version
 
 
-def test_a_published_checkpoint_and_delta_are_used_and_a_damaged_one_not(
-    client: RolloutClient, followed_folder: Path
-) -> None:
+def test_a_published_checkpoint_and_delta_are_used_if_whole(client: RolloutClient, followed_folder: Path) -> None:
     first = next_version(client)
     states = [tiny_state(), perturbed(51), perturbed(52)]
     publish_whole(followed_folder, first, save(states[1]))
@@ -52,9 +50,7 @@ def test_a_published_checkpoint_and_delta_are_used_and_a_damaged_one_not(
 
 
 @pytest.mark.long
-def test_a_killed_replica_comes_back_with_the_newest_version_of_the_folder(
-    client: RolloutClient, followed_folder: Path
-) -> None:
+def test_a_killed_replica_comes_back_with_the_folders_newest(client: RolloutClient, followed_folder: Path) -> None:
     version, state = next_version(client), perturbed(53)
     publish_whole(followed_folder, version, save(perturbed(54)))
     play(client, count=1, policy={"min_version": version})

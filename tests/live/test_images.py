@@ -159,9 +159,7 @@ def differences_of_batch(
     return differences
 
 
-def test_a_picture_is_read_once_and_its_tokens_are_those_of_each_tile(
-    engine: RunningEngine, images: ImagesInProcess
-) -> None:
+def test_a_picture_is_read_once_and_each_tile_has_its_tokens(engine: RunningEngine, images: ImagesInProcess) -> None:
     running, loop = engine
     names = loop.run(images.put([picture(64, 64, 77), picture(90, 40, 78), picture(64, 64, 77)]))
     images.read.clear()
@@ -215,9 +213,7 @@ def test_other_tokens_in_the_place_of_an_image_are_refused(engine: RunningEngine
     assert len(loop.run(running.generate(request(0))).token_ids) == 2
 
 
-def test_a_later_turn_finds_what_the_engine_has_computed_of_the_pictures(
-    engine: RunningEngine, images: ImagesInProcess
-) -> None:
+def test_a_later_turn_finds_what_was_computed_of_the_pictures(engine: RunningEngine, images: ImagesInProcess) -> None:
     running, loop = engine
     names = loop.run(images.put([picture(64, 64, seed) for seed in (90, 91, 92)]))
     ids: list[int] = [72]
@@ -260,9 +256,7 @@ def test_pushed_weights_of_language_and_vision_see_the_pictures(
         loop.run(running.weights.stage(version, file))
         loop.run(running.weights.swap(SwapOptions()))
         result = loop.run(play(running, images, folder, random.Random(3), []))
-        assert {span.version for message in result.message_log for span in message.weight_versions or ()} == {
-            str(version)
-        }
+        assert {span.version for each in result.message_log for span in each.weight_versions or ()} == {str(version)}
         differences = []
         for weights in (state, original):
             seen.model.load_state_dict(weights)

@@ -81,15 +81,9 @@ def test_a_prompt_and_its_inputs_are_those_of_transformers_processor(
     expected = processor(text=[text], images=opened, return_tensors="pt")
     assert [token_id for message in log for token_id in message.token_ids] == expected["input_ids"][0].tolist()
 
-    said = {
-        "role": "assistant",
-        "content": "",
-        "token_ids": [7],
-        "generation_logprobs": [-0.5],
-        "finish_reason": "stop",
-    }
+    own = {"role": "assistant", "content": "", "token_ids": [7], "generation_logprobs": [-0.5], "finish_reason": "stop"}
     given = [message.model_dump(exclude_none=True) for message in log]
-    rollouts = [SampleResult.model_validate(result(0, 0, message_log=[*given, said], total_reward=1.0))]
+    rollouts = [SampleResult.model_validate(result(0, 0, message_log=[*given, own], total_reward=1.0))]
     inputs = image_inputs(rollouts, to_tensors(rollouts, pad_token_id=0), images.kept, processor)
     assert "pixel_values" in inputs
     for name, value in inputs.items():

@@ -193,9 +193,7 @@ def played_by_openai(client: RolloutClient, kill: str | None = None) -> SampleRe
 def test_openais_client_has_a_rollouts_ids_and_transformers_logprobs(client: RolloutClient, folder: Path) -> None:
     played, sample = rollout(client, 2), played_by_openai(client)
     assert ids_of(sample)[:4] == ids_of(played)[:4]
-    assert [message.mm_ranges for message in sample.message_log] == [
-        message.mm_ranges for message in played.message_log[:4]
-    ]
+    assert [each.mm_ranges for each in sample.message_log] == [each.mm_ranges for each in played.message_log[:4]]
     assert names_of(sample) == [[name_of_image(SMALL), name_of_image(WIDE)], [], [name_of_image(SHOWN_FIRST)], []]
     check(client, folder, sample)
 
@@ -276,9 +274,7 @@ def said_by(client: RolloutClient, folder: Path, weights: State) -> float:
     return seen.differences(result, pictures).abs().max().item()
 
 
-def test_either_tower_is_pushed_whole_in_part_or_as_a_delta(
-    client: RolloutClient, folder: Path, original: State
-) -> None:
+def test_either_tower_is_pushed_whole_in_part_or_by_delta(client: RolloutClient, folder: Path, original: State) -> None:
     weights = perturbed(original, seed=1)
     client.push_weights(weights)
     assert said_by(client, folder, weights) < NEAR

@@ -71,9 +71,7 @@ def test_a_judge_that_does_not_answer_costs_its_own_samples_only(client: Rollout
     assert "The model judge did not answer (attempts: 2): status 503." in broken.error.message
 
 
-def test_scores_of_the_reward_models_deployment_are_those_of_the_model(
-    client: RolloutClient, reward_model: Path
-) -> None:
+def test_scores_of_a_reward_models_deployment_are_those_of_it(client: RolloutClient, reward_model: Path) -> None:
     sample = {"task_name": "chat", "messages": QUESTION}
     answer = client.rollout([sample], num_generations=16, sampling={"max_new_tokens": 8})
     model = _ClassificationModel(RewardModelSettings(model=str(reward_model)))

@@ -33,9 +33,7 @@ def report(client: RolloutClient, results: Sequence[SampleResult], logprobs: lis
     return answers[-1]
 
 
-def test_a_ledger_fed_with_the_services_own_scores_shows_a_ratio_of_1(
-    client: RolloutClient, played: list[SampleResult]
-) -> None:
+def test_a_ledger_of_the_services_own_scores_has_ratio_1(client: RolloutClient, played: list[SampleResult]) -> None:
     scores = client.score([token_ids_of(result) for result in played]).scores
     answer = report(client, played, [score.logprobs for score in scores])
     assert answer.compared == ROLLOUTS
@@ -45,9 +43,7 @@ def test_a_ledger_fed_with_the_services_own_scores_shows_a_ratio_of_1(
     assert set(ledger.by["replica"]) == {one.replica for result in played for one in generations(client, result)}
 
 
-def test_a_record_divides_the_time_into_queue_engines_and_steps(
-    client: RolloutClient, played: list[SampleResult]
-) -> None:
+def test_a_record_divides_time_by_queue_engines_and_steps(client: RolloutClient, played: list[SampleResult]) -> None:
     for result in played:
         record = client.rollout_record(str(result.rollout_id))
         began = [made.began_at or 0 for made in record.generations]

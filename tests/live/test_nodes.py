@@ -47,9 +47,7 @@ def test_another_node_fetches_a_version_once_and_the_stores_node_never(findings:
         assert fetched == [0] * (2 * REPLICAS_PER_NODE - 1) + [findings["size_bytes"]]
 
 
-def test_replicas_of_a_node_that_comes_late_fetch_from_replicas_that_serve(
-    findings: dict[str, Any], folder: Path
-) -> None:
+def test_replicas_of_a_late_node_fetch_from_replicas_that_serve(findings: dict[str, Any], folder: Path) -> None:
     late = by_node(findings["held_late"])
     assert [len(replicas) for replicas in late.values()] == [REPLICAS_PER_NODE] * 3
     assert len({replica["sha256"] for replica in findings["held_late"]}) == 1

@@ -102,9 +102,7 @@ def test_a_push_during_64_rollouts_loses_none_and_tokens_name_weights(client: Ro
 
 
 @pytest.mark.parametrize(("mode", "goes_on"), [("wait", False), ("abort", True)])
-def test_generations_are_waited_for_or_go_on_with_the_new_weights(
-    client: RolloutClient, mode: Any, goes_on: bool
-) -> None:
+def test_generations_are_awaited_or_go_on_with_the_new_weights(client: RolloutClient, mode: Any, goes_on: bool) -> None:
     before = client.policy.state().current
     # When the first one's single turn is over, the others have five to go.
     samples = [following({"observation": "."})] + [following(*[{"observation": "."}] * 6)] * 15

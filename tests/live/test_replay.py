@@ -38,9 +38,7 @@ def test_a_replay_has_equal_tokens_and_log_probabilities(client: RolloutClient, 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_five_hundred_rollouts_are_equal_through_pushes_and_with_adapters(
-    client: RolloutClient, tmp_path: Path
-) -> None:
+def test_500_rollouts_are_equal_through_pushes_and_with_adapters(client: RolloutClient, tmp_path: Path) -> None:
     unequal: list[str] = []
     adapter_folder(tmp_path / "run-r", 5)
     for stage in range(5):

@@ -46,9 +46,7 @@ def test_results_come_back_in_input_order_with_their_groups_together(mixed: Roll
 
 
 def test_log_probabilities_are_those_of_a_forward_pass_over_the_same_ids(mixed: RolloutResponse) -> None:
-    [version] = {
-        span.version for result in mixed.samples for m in generated(result) for span in m.weight_versions or ()
-    }
+    [version] = {span.version for one in mixed.samples for m in generated(one) for span in m.weight_versions or ()}
     differences = logprob_differences(mixed.samples, {version: model_of(tiny_state())}, TEMPERATURE)[version]
     assert len(differences) > 500
     assert differences.mean().item() <= SAME_WEIGHTS_TOLERANCE

@@ -143,9 +143,7 @@ def test_a_replica_that_dies_during_an_update_returns_with_new_weights(client: R
     wait_for_replicas(client, REPLICAS, version + 1)
 
 
-def test_a_replica_that_is_shut_down_hands_its_generations_over(
-    client: RolloutClient, service_config: ServeDeploySchema
-) -> None:
+def test_a_replica_shut_down_hands_generations_over(client: RolloutClient, service_config: ServeDeploySchema) -> None:
     """The last test: it leaves one replica."""
     # A replica that the store knows may not take generations yet.
     looked_up = list[int]()
@@ -168,9 +166,7 @@ def test_a_replica_that_is_shut_down_hands_its_generations_over(
         scale(service_config, "Generator", 1)
         results = playing.result().samples
 
-    assert [(result.status, result.metrics.turn_gen_tokens) for result in results] == [
-        ("max_turns", [tokens])
-    ] * rollouts
+    assert [(each.status, each.metrics.turn_gen_tokens) for each in results] == [("max_turns", [tokens])] * rollouts
     for response in [result.message_log[1] for result in results]:
         assert len(response.token_ids) == len(response.generation_logprobs or []) == tokens
         assert [(span.start, span.end) for span in response.weight_versions or []] == [(0, tokens)]

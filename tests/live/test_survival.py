@@ -37,9 +37,7 @@ def test_a_killed_generator_costs_no_sample_and_changes_none(client: RolloutClie
     assert wait_for_ends([killed, *below], GONE_WITHIN_S) == []
     assert [result.status for result in disturbed.samples] == [result.status for result in undisturbed.samples]
     for before, after in zip(undisturbed.samples, disturbed.samples, strict=True):
-        assert [message.token_ids for message in after.message_log] == [
-            message.token_ids for message in before.message_log
-        ]
+        assert [each.token_ids for each in after.message_log] == [each.token_ids for each in before.message_log]
         assert after.total_reward == before.total_reward
 
 

@@ -165,9 +165,7 @@ async def forked_session(engine: VLLMEngine, cuts_s: Sequence[float]) -> list[Se
 
 
 @pytest.mark.parametrize("cuts_s", [[], [0.02, 0.05, 0.1]])
-def test_a_session_has_the_numbers_of_a_trainer_over_turns_and_forks(
-    engine: RunningEngine, cuts_s: list[float]
-) -> None:
+def test_a_session_has_a_trainers_numbers_over_turns_and_forks(engine: RunningEngine, cuts_s: list[float]) -> None:
     running, loop = engine
     samples = loop.run(forked_session(running, cuts_s))
     assert [len(sample.message_log) for sample in samples] == [4, 4]

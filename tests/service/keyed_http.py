@@ -17,8 +17,7 @@ def access_of_a_key(
 ) -> tuple[AccessControl, str]:
     """An access control that knows one key, `team`, which may play; and the key. `fields` are those of its entry."""
     path, key = folder / "keys.json", new_key()
-    entry = {"name": "team", "sha256": hash_of(key), "scopes": ["rollout"], **fields}
-    path.write_text(json.dumps({"keys": [entry]}))
+    path.write_text(json.dumps({"keys": [{"name": "team", "sha256": hash_of(key), "scopes": ["rollout"], **fields}]}))
     return AccessControl.of(AccessSettings(keys_file=str(path)), now_s), key
 
 

@@ -148,10 +148,9 @@ def app_of(
     app.state = State()
     scoring = Scoring(generator, rollouts.policy, rollouts.limits, DESCRIPTION)
     replicas: Any = ScriptedReplicas(generator)
-    replayer = Replayer(replicas, partial(served_weights, rollouts.policy), tokenizer, DESCRIPTION, ServiceBuild())
     app.state.services = AppServices(
         rollouts=rollouts,
-        replayer=replayer,
+        replayer=Replayer(replicas, partial(served_weights, rollouts.policy), tokenizer, DESCRIPTION, ServiceBuild()),
         access=access,
         readiness=Readiness(generator, rollouts.environments, {"policy": lambda: rollouts.policy.store.state(0.0)}),
         scoring=scoring,

@@ -85,8 +85,7 @@ def test_where_strangers_could_reach_it_the_application_is_not_built(monkeypatch
     monkeypatch.setattr(app, "http_options", lambda: HTTPOptions(host="0.0.0.0"))
     with pytest.raises(ServiceExposed, match=r"^http_options\.host: 0\.0\.0\.0 can be reached from other machines"):
         build(EVERYTHING)
-    guarded = EVERYTHING.model_copy(update={"access": AccessSettings(guarded_by="the gateway asks who is calling")})
-    build(guarded)
+    build(EVERYTHING.model_copy(update={"access": AccessSettings(guarded_by="the gateway asks who is calling")}))
 
 
 def test_the_service_listens_where_serve_says(monkeypatch: pytest.MonkeyPatch) -> None:

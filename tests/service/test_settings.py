@@ -161,11 +161,8 @@ def test_kernels_that_are_compiled_at_first_use_are_off() -> None:
 def test_a_task_whose_agent_scores_it_needs_no_environment() -> None:
     environments = {"math": {"agent": {**AGENT, "scored_by": "agent"}}}
     settings = ServiceSettings.model_validate({"engine": ENGINE, "sessions": {}, "environments": environments})
-    environment = load_environment(settings.environments["math"].import_path, {})
-    assert [sample["messages"][0]["content"] for sample in environment.example_samples(2, 5)] == [
-        "Question 5",
-        "Question 6",
-    ]
+    made = load_environment(settings.environments["math"].import_path, {})
+    assert [one["messages"][0]["content"] for one in made.example_samples(2, 5)] == ["Question 5", "Question 6"]
     assert settings.ray_actor_options()["math_agent"] == {"num_cpus": 0.1}
 
 

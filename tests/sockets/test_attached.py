@@ -89,9 +89,7 @@ def assert_made_by(state: State, made: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["skyrl", "prime_rl"])
-def test_weights_that_a_client_sends_make_the_tokens_that_it_gets(
-    name: str, job: dict[str, Any], tmp_path: Path
-) -> None:
+def test_weights_that_a_client_sends_make_the_tokens_it_gets(name: str, job: dict[str, Any], tmp_path: Path) -> None:
     with RolloutClient(job["url"]) as client:
         before = client.policy.state().current
         folders = [tmp_path / f"adapter-{seed}" for seed in (1, 2)]

@@ -76,14 +76,10 @@ class World:
 
     def _jobs(self, trainer: str) -> dict[str, Any]:
         texts = [tokenizer.decode(ids) for ids in self.prompts]
-        all_of_them = {
-            "rollout_batch_size": PROMPTS,
-            "over_sampling_batch_size": PROMPTS,
-            "rollout_max_response_len": LENGTH,
-        }
-        greedy = {**all_of_them, "n_samples_per_prompt": 2, "rollout_temperature": 0.0}
+        whole = {"rollout_batch_size": PROMPTS, "over_sampling_batch_size": PROMPTS, "rollout_max_response_len": LENGTH}
+        greedy = {**whole, "n_samples_per_prompt": 2, "rollout_temperature": 0.0}
         seeded = {
-            **all_of_them,
+            **whole,
             "n_samples_per_prompt": 1,
             "rollout_temperature": 1.0,
             "sglang_enable_deterministic_inference": True,

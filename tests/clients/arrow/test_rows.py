@@ -52,16 +52,13 @@ def table_of(*batches: list[dict[str, Any]]) -> pa.Table:
 
 
 @given(st.lists(rows, max_size=4), st.lists(rows, max_size=2))
-def test_rows_of_any_number_of_batches_come_back_as_they_were(
-    first: list[dict[str, Any]], second: list[dict[str, Any]]
-) -> None:
+def test_rows_of_any_batches_come_back_as_they_were(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> None:
     assert rows_of(table_of(first, second), SCHEMA) == first + second
 
 
 @given(st.lists(rows, max_size=4), st.integers(0, 4), st.integers(0, 4))
 def test_a_slice_of_a_table_is_the_slice_of_its_rows(given_rows: list[dict[str, Any]], begin: int, length: int) -> None:
-    sliced = table_of(given_rows).slice(begin, length)
-    assert rows_of(sliced, SCHEMA) == given_rows[begin : begin + length]
+    assert rows_of(table_of(given_rows).slice(begin, length), SCHEMA) == given_rows[begin : begin + length]
 
 
 def test_only_the_columns_that_are_asked_for_are_read() -> None:

@@ -40,9 +40,7 @@ def test_lines_are_the_same_however_the_bytes_are_cut(cuts: list[int]) -> None:
     sent = "".join(f"{line}\n" for line in lines).encode()
     ends = [*sorted(min(cut, len(sent)) for cut in cuts), len(sent)]
     reader = NdjsonReader(3)
-    read = [
-        position for start, end in zip([0, *ends], ends, strict=False) for position, _ in reader.feed(sent[start:end])
-    ]
+    read = [place for start, end in zip([0, *ends], ends, strict=False) for place, _ in reader.feed(sent[start:end])]
     reader.end()
     assert read == [2, 1, 0]
     assert reader.summary is not None

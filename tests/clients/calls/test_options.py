@@ -116,9 +116,7 @@ def test_the_key_is_in_no_repr_log_or_error(caplog: pytest.LogCaptureFixture) ->
     ("url", "warns"),
     [("http://service.example", True), ("https://service.example", False), ("http://localhost:8000", False)],
 )
-def test_a_key_that_travels_without_encryption_is_warned_of(
-    url: str, warns: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_key_that_travels_unencrypted_is_warned_of(url: str, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
     RolloutClient(url, api_key=KEY).close()
     messages = [record.getMessage() for record in caplog.records]
     assert messages == ["The API key goes to service.example without encryption: use https."] * warns
@@ -148,8 +146,7 @@ def test_a_file_holds_a_key_with_white_space_around_it(tmp_path: Path) -> None:
 def test_the_timeout_of_a_call_comes_before_that_of_the_client(
     client_s: float | None, options: CallOptions, longest_s: float | None, expected: float | None
 ) -> None:
-    settings = ClientSettings(httpx.URL(URL), timeout_s=client_s)
-    assert settings.limits(options, longest_s).timeout_s == expected
+    assert ClientSettings(httpx.URL(URL), timeout_s=client_s).limits(options, longest_s).timeout_s == expected
 
 
 def test_a_step_of_a_call_ends_no_later_than_the_call() -> None:

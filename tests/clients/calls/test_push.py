@@ -300,13 +300,10 @@ def test_weights_that_were_damaged_on_their_way_are_sent_again_as_a_whole(policy
     push(policy, state, chunk_bytes=80)
     assert policy.ranges == [f"bytes {span}/206" for span in ("0-79", "80-159", "160-205")] * 2
     assert same(arrived(policy, 1), state)
-    digests = [put.headers.get("weights-digest") for put in policy.puts]
-    assert digests == [None, None, digest_of(policy.versions[1])] * 2
+    assert [put.headers.get("weights-digest") for put in policy.puts] == [None, None, digest_of(policy.versions[1])] * 2
 
 
-def test_a_push_that_broke_off_during_the_update_awaits_its_answer(
-    policy: ScriptedPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_push_broken_off_late_awaits_its_answer(policy: ScriptedPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollout_client.calls.async_client.weights.POLL_S", 0.01)
     policy.script += [None, None, CUT_AFTER]
     policy.updating += [1, 1, 1]

@@ -119,9 +119,7 @@ def test_a_model_in_the_dtype_of_the_wire_may_change_after_it_was_taken(service:
     assert save(load(service.content(1))) == kept
 
 
-def test_a_pusher_keeps_its_last_result_with_the_seconds_of_the_capture(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_result_is_kept_with_its_captures_seconds(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     with RolloutClient(service.url) as client:
         pusher = PolicyPusher(client)
         capture = pusher.capture

@@ -110,7 +110,5 @@ class ConformingServer:
         starts = [place for place, one in enumerate(versions) if place == 0 or one != versions[place - 1]]
         starts = starts[:1] if self.fault == "says the first version" else starts
         ends = [*starts[1:], len(versions) - (self.fault == "leaves tokens without version")]
-        spans = [
-            {"version": str(versions[one]), "start": one, "end": end} for one, end in zip(starts, ends, strict=False)
-        ]
+        spans = [{"version": str(versions[at]), "start": at, "end": end} for at, end in zip(starts, ends, strict=False)]
         return context[len(prompt) :], said, reason, [] if self.fault == "says no version" else spans

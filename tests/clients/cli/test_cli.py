@@ -108,8 +108,7 @@ def test_dates_and_numbers_of_versions_are_whole_on_80_columns() -> None:
     created_at = datetime(2026, 11, 25, 9, 8, 7, tzinfo=UTC)
     known = VersionInfo(version=120_700, kind="adapter", base=100_000, size_bytes=269_000_000, created_at=created_at)
     versions = [VersionInfo(version=0, kind="initial"), known]
-    tables = policy_tables(PolicyState(current=120_700, versions=versions, replicas=[]))
-    assert rows_of(shown(tables)) == [
+    assert rows_of(shown(policy_tables(PolicyState(current=120_700, versions=versions, replicas=[])))) == [
         ["0", "initial", *[""] * 4],
         ["120700", "adapter", "100000", "269.0 MB", "2026-11-25 09:08:07", ""],
     ]
@@ -127,15 +126,12 @@ def test_push_uploads_a_file_and_says_how_it_went(served_policy: ScriptedPolicy,
     save_file({"a.weight": torch.ones(2, 3)}, tmp_path / "a.safetensors")
     done = rollout(served_policy, "push", str(tmp_path / "a.safetensors"), "--version", "5", "--mode", "abort")
     assert (done.exit_code, served_policy.puts[0].query) == (0, {"kind": "full", "mode": "abort"})
-    sent_bytes = len(served_policy.puts[0].body)
-    assert f"Version 5 is current, {sent_bytes} bytes sent, " in done.stdout
+    assert f"Version 5 is current, {len(served_policy.puts[0].body)} bytes sent, " in done.stdout
     assert "version 5: loaded" in done.stderr
     assert load(served_policy.content(5))["a.weight"].tolist() == [[1.0] * 3] * 2
 
 
-def test_an_adapter_is_pushed_to_a_named_policy_shown_and_dropped(
-    served_policy: ScriptedPolicy, tmp_path: Path
-) -> None:
+def test_an_adapter_is_pushed_to_a_named_policy_shown_dropped(served_policy: ScriptedPolicy, tmp_path: Path) -> None:
     save_file({"lora_A": torch.ones(2, 3)}, tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text("{}")
     served_policy.base, served_policy.warnings = 3, ["It is served on other weights."]
@@ -148,8 +144,7 @@ def test_an_adapter_is_pushed_to_a_named_policy_shown_and_dropped(
     assert done.stdout.startswith("Version 5 is current on the full weights of version 3, ")
     assert "It is served on other weights." in done.stdout
     served_policy.named = [NamedPolicyState(name="run-b", current=5, base=3, next_version=6, checksum="a" * 64)]
-    shown = rollout(served_policy, "policy").stdout
-    assert ["run-b", "5", "3", "", "", "aaaaaaaaaaaa"] in rows_of(shown)
+    assert ["run-b", "5", "3", "", "", "aaaaaaaaaaaa"] in rows_of(rollout(served_policy, "policy").stdout)
     dropped = rollout(served_policy, "policy", "drop", "run-b", "--json")
     assert (dropped.exit_code, json.loads(dropped.stdout)) == (0, {"dropped": "run-b"})
     assert served_policy.dropped == ["/policy/names/run-b"]
@@ -162,9 +157,7 @@ def test_an_adapter_is_pushed_to_a_named_policy_shown_and_dropped(
         ("none", "none: No such file or directory"),
     ],
 )
-def test_a_push_that_cannot_be_is_one_sentence(
-    served_policy: ScriptedPolicy, tmp_path: Path, name: str, sentence: str
-) -> None:
+def test_a_bad_push_is_one_sentence(served_policy: ScriptedPolicy, tmp_path: Path, name: str, sentence: str) -> None:
     save_file({"b": torch.ones(1)}, tmp_path / "b.safetensors")
     done = rollout(served_policy, "push", str(tmp_path / name))
     assert (done.exit_code, done.stdout, served_policy.puts) == (1, "", [])
@@ -202,9 +195,7 @@ def test_a_bad_file_is_one_sentence_that_names_the_line(
         ("here", "'here' is not the URL of a service; it must look like http://127.0.0.1:8000."),
     ],
 )
-def test_an_unknown_task_or_a_url_that_is_none_is_one_sentence(
-    service: ScriptedService, url: str | None, sentence: str
-) -> None:
+def test_an_unknown_task_or_a_bad_url_is_one_sentence(service: ScriptedService, url: str | None, sentence: str) -> None:
     service.url = url or service.url
     done = rollout(service, "play", "maths")
     assert (done.exit_code, done.stdout, done.stderr) == (1, "", f"{sentence}\n")

@@ -39,8 +39,7 @@ def test_eval_keeps_its_rollouts_and_goes_on_with_what_is_missing(service: Scrip
     evaluate = ["eval", "math", "--count", "3", "--output", str(output), "--json", "--chunk-size", "1"]
     first = rollout(service, *evaluate)
     output.write_bytes(output.read_bytes()[:-9])
-    again = rollout(service, *evaluate)
-    assert json.loads(again.stdout) == json.loads(first.stdout)
+    assert json.loads(rollout(service, *evaluate).stdout) == json.loads(first.stdout)
     assert len(service.bodies) == 4
     assert len(output.read_text().splitlines()) == 3
 
@@ -108,11 +107,8 @@ def file(tmp_path: Path) -> Path:
         (["--min-reward", "0.5"], [0, 2], 2),
     ],
 )
-def test_view_shows_the_rollouts_that_are_asked_for(
-    file: Path, options: list[str], shown: list[int], counted: int
-) -> None:
-    done = CliRunner().invoke(app, ["view", str(file), *options, "--json"])
-    document = json.loads(done.stdout)
+def test_view_shows_the_rollouts_asked_for(file: Path, options: list[str], shown: list[int], counted: int) -> None:
+    document = json.loads(CliRunner().invoke(app, ["view", str(file), *options, "--json"]).stdout)
     assert ([sample["idx"] for sample in document["samples"]], document["rollouts"]) == (shown, counted)
 
 
@@ -164,9 +160,7 @@ def test_doctor_tells_our_packages_from_others(service: ScriptedService, monkeyp
     assert (done.exit_code, json.loads(done.stdout)) == (1, {"problems": [LACKING], "notes": [OTHERS], "service": None})
 
 
-def test_doctor_is_exit_code_1_for_a_service_that_is_not_ready(
-    service: ScriptedService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_is_exit_code_1_where_none_is_ready(service: ScriptedService, monkeypatch: pytest.MonkeyPatch) -> None:
     pip_saying(monkeypatch)
     service.readiness.append(problem(NOT_READY))
     assert rollout(service, "doctor").exit_code == 1
@@ -186,9 +180,7 @@ def commands_of(group: Any, name: str) -> Iterator[tuple[str, Any]]:
 def test_every_command_has_json_but_those_that_run_the_service() -> None:
     commands = dict(commands_of(typer.main.get_command(app), ""))
     assert {"run", "eval", "policy", "policy drop", "doctor", "env"} < set(commands)
-    without = {
-        name for name, command in commands.items() if not any("--json" in option.opts for option in command.params)
-    }
+    without = {name for name, command in commands.items() if not any("--json" in one.opts for one in command.params)}
     # The options of `env` are those of rollout-env, which has --json too.
     assert without == {"demo", "env", "serve"}
 

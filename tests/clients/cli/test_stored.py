@@ -187,9 +187,7 @@ REPLAYED = {
 
 
 @pytest.mark.parametrize(("name", "place"), [("1", 1), ("a-0-0", 0)])
-def test_replay_shows_where_a_rollout_parts_with_both_probabilities(
-    jobs: JobServer, name: str, place: int, tmp_path: Path
-) -> None:
+def test_replay_shows_a_parting_with_both_probabilities(jobs: JobServer, name: str, place: int, tmp_path: Path) -> None:
     posted: list[Json] = []
 
     @jobs.app.post("/replay")

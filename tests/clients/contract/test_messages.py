@@ -13,12 +13,9 @@ RED = f"sha256:{'0a' * 32}"
 
 def test_parts_that_come_back_from_a_column_are_those_that_went_in() -> None:
     parts = [{"type": "image", "image": RED}, {"type": "text", "text": "Which?"}]
-    [from_column] = pa.array([parts]).to_pylist()
-    assert from_column == [
-        {"type": "image", "image": RED, "text": None},
-        {"type": "text", "image": None, "text": "Which?"},
-    ]
-    message = PromptMessage.model_validate({"role": "user", "content": from_column})
+    [found] = pa.array([parts]).to_pylist()
+    assert found == [{"type": "image", "image": RED, "text": None}, {"type": "text", "image": None, "text": "Which?"}]
+    message = PromptMessage.model_validate({"role": "user", "content": found})
     assert message.content == [ImagePart(type="image", image=RED), TextPart(type="text", text="Which?")]
     assert message.model_dump(exclude_unset=True) == {"role": "user", "content": parts}
 

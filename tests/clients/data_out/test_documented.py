@@ -14,9 +14,7 @@ SECTION = "\n## Results elsewhere\n"
 DOCUMENTED_URL = "http://127.0.0.1:8000"
 
 
-def test_the_examples_of_files_tables_and_trackers_run(
-    service: ScriptedService, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_examples_of_files_tables_trackers_run(service: ScriptedService, capsys: pytest.CaptureFixture[str]) -> None:
     _, section = (REPOSITORY / "docs" / "command-line.md").read_text().split(SECTION)
     files, recipes = re.findall(r"^```python\n(.*?)^```$", section, re.M | re.S)
     logged: list[tuple[dict[str, Any], int]] = []

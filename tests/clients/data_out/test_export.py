@@ -29,8 +29,7 @@ def said(text: str, *token_ids: int, **fields: Any) -> Json:
 
 def played(reward: float | None, *messages: Json, generation: int = 0, **fields: Any) -> SampleResult:
     log = list(messages) or [ASKED, said(f"It is {generation}.", 3, 4)]
-    played = result(0, generation, message_log=log, total_reward=reward)
-    return SampleResult.model_validate(played | fields)
+    return SampleResult.model_validate(result(0, generation, message_log=log, total_reward=reward) | fields)
 
 
 def group(*rewards: float | None, **fields: Any) -> list[SampleResult]:
@@ -115,8 +114,7 @@ def test_every_row_has_variables_for_the_chat_template_if_one_has() -> None:
 
 def test_each_seat_of_a_game_is_a_row_with_its_own_reward() -> None:
     second = {"message_log": [ASKED, said("I lost.", 5)], "rewards": {"seat_1": -1.0}}
-    game = played(1.0, rewards={"seat_0": 1.0}, branches=[second])
-    [row] = export_rollouts([game], "dpo").rows
+    [row] = export_rollouts([played(1.0, rewards={"seat_0": 1.0}, branches=[second])], "dpo").rows
     assert (row["chosen"], row["rejected"]) == ([chat("assistant", "It is 0.")], [chat("assistant", "I lost.")])
 
 
@@ -152,9 +150,7 @@ rewards = st.lists(st.sampled_from([None, 0.0, 0.25, 0.5, 1.0]), min_size=1, max
 
 
 @given(rewards, st.sampled_from([0.0, 0.25, 0.75]), st.integers(1, 20))
-def test_every_rollout_is_in_a_pair_or_counted_as_left_out(
-    rewards: list[float | None], min_gap: float, pairs_per_group: int
-) -> None:
+def test_a_rollout_is_in_a_pair_or_left_out(rewards: list[float | None], min_gap: float, pairs_per_group: int) -> None:
     rollouts = group(*rewards)
     selection = ExportSelection(min_gap=min_gap, pairs_per_group=pairs_per_group)
     final = [reward for reward in rewards if reward is not None]
@@ -244,9 +240,7 @@ def test_statuses_and_least_rewards_select_and_the_rest_is_counted() -> None:
         ("sft", [], ": there are no rollouts."),
     ],
 )
-def test_no_row_at_all_is_an_error_that_says_why(
-    format: ExportFormat, rollouts: list[SampleResult], reasons: str
-) -> None:
+def test_no_row_is_an_error_that_says_why(format: ExportFormat, rollouts: list[SampleResult], reasons: str) -> None:
     with pytest.raises(NothingToExport) as nothing:
         export_rollouts(rollouts, format)
     assert str(nothing.value) == f"Nothing can be exported as {format}{reasons}"
@@ -280,8 +274,7 @@ def test_an_untrained_response_between_others_leaves_the_last_turn(format: Expor
 
 def test_images_are_names_and_parts_of_the_messages_of_every_row() -> None:
     plain = played(1.0, chat("system", "") | {"token_ids": [9]}, ASKED, said("Two.", 3))
-    exported = export_rollouts([seen(1.0, RED, BLUE), plain], "sft")
-    assert exported.rows == [
+    assert export_rollouts([seen(1.0, RED, BLUE), plain], "sft").rows == [
         {
             "prompt": [{"role": "user", "content": [PICTURE, PICTURE, WORDS]}],
             "completion": [answer("It is 0.")],

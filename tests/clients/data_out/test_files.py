@@ -114,9 +114,7 @@ def test_answers_are_read_as_they_came(tmp_path: Path) -> None:
     lines = [{"position": place, "sample": sample} for place, sample in enumerate(rollouts)]
     event = {"event": 1, "samples": lines}
     (tmp_path / "answer.json").write_text(json.dumps({**SUMMARY, "samples": rollouts}))
-    (tmp_path / "stream.ndjson").write_text(
-        "".join(f"{json.dumps(line)}\n\n" for line in [*lines, {"summary": SUMMARY}])
-    )
+    (tmp_path / "stream.ndjson").write_text("".join(f"{json.dumps(row)}\n\n" for row in [*lines, {"summary": SUMMARY}]))
     (tmp_path / "job.ndjson").write_text(json.dumps(event) + "\n" + json.dumps({"event": 2, "summary": SUMMARY}) + "\n")
     expected = [SampleResult.model_validate(sample) for sample in rollouts]
     for name in ("answer.json", "stream.ndjson", "job.ndjson"):

@@ -68,9 +68,7 @@ def test_every_class_that_is_on_by_default_plays_and_nothing_fails(service: Scri
     assert {body["sampling"]["max_new_tokens"] for body in service.bodies} == {32}
     line = last_line(done)
     assert line["exit_code"] == 0
-    assert set(line["latency"]) == {
-        f"/rollout ({kind})" for kind in ("interactive", "groups", "multi-turn", "streaming")
-    }
+    assert set(line["latency"]) == {f"/rollout ({one})" for one in ("interactive", "groups", "multi-turn", "streaming")}
     assert line["first_rollout"]["requests"] > 0
     assert line["tokens_per_s"] == pytest.approx(2 * line["rollouts_per_s"], rel=0.001)
 

@@ -179,9 +179,7 @@ rewards_of_turns = st.lists(st.lists(st.floats(-9, 9), min_size=1, max_size=4), 
 
 
 @given(st.lists(st.floats(-9, 9), min_size=1, max_size=6), st.booleans(), st.floats(0, 1))
-def test_with_one_turn_each_the_credit_is_that_of_the_total(
-    rewards: list[float], scale_rewards: bool, discount: float
-) -> None:
+def test_of_one_turn_the_credit_is_of_the_total(rewards: list[float], scale_rewards: bool, discount: float) -> None:
     samples = [turns(reward, idx=place % 2) for place, reward in enumerate(rewards)]
     by_total = to_tensors(samples, pad_token_id=PAD, scale_rewards=scale_rewards).advantages
     by_turn = to_tensors(samples, pad_token_id=PAD, scale_rewards=scale_rewards, credit="turn", discount=discount)

@@ -75,8 +75,7 @@ def test_the_tokens_of_images_are_marked_where_the_processor_marks_them(side: An
 
 def test_an_image_is_one_whatever_the_policy_has_written_before_it() -> None:
     sample = played(0, RED)
-    said = sample.message_log[-1].model_copy(update={"token_ids": [8]})
-    sample.message_log.insert(0, said)
+    sample.message_log.insert(0, sample.message_log[-1].model_copy(update={"token_ids": [8]}))
     inputs = image_inputs([sample], to_tensors([sample], pad_token_id=0), PICTURES, FirstPixels(mm_token_type_ids=1))
     assert inputs["mm_token_type_ids"].tolist() == [[0, 0, 1, 0, 0]]
 

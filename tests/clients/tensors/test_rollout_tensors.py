@@ -75,8 +75,7 @@ def lists(columns: Any) -> dict[str, Any]:
 def test_a_report_has_the_numbers_of_each_row_without_padding(padding_side: PaddingSide, skipped: int) -> None:
     tensors = to_tensors(named_rollouts(), pad_token_id=PAD, padding_side=padding_side)
     # A number for each token: minus its id.
-    logprobs = -tensors.input_ids[:, skipped:].float()
-    assert lists(tensors.report(logprobs)) == {
+    assert lists(tensors.report(-tensors.input_ids[:, skipped:].float())) == {
         "rollouts": ["first", "third"],
         "logprobs": [[-1, -2, -3, -4, -5, -6, -7, -8][skipped:], [-1, -9][skipped:]],
         "masks": [[0, 0, 1, 1, 0, 1, 0, 0][skipped:], [0, 1][skipped:]],
@@ -87,8 +86,7 @@ def test_a_report_has_the_numbers_of_each_row_without_padding(padding_side: Padd
 def test_a_report_can_be_of_some_rows_with_the_mask_of_the_trainer() -> None:
     tensors = to_tensors(named_rollouts(), pad_token_id=PAD, not_final="mask")
     rows = torch.tensor([2, 1])
-    logprobs = torch.full((2, 8), -0.5)
-    assert lists(tensors.report(logprobs, rows=rows, mask=torch.ones(2, 8))) == {
+    assert lists(tensors.report(torch.full((2, 8), -0.5), rows=rows, mask=torch.ones(2, 8))) == {
         "rollouts": ["third", "second"],
         "logprobs": [[-0.5, -0.5]] * 2,
         "masks": [[1, 1]] * 2,
@@ -133,9 +131,7 @@ def test_rows_of_an_arrow_answer_have_the_same_ids() -> None:
 
 
 def rewarded(*rewards: float, idx: int = 0) -> list[SampleResult]:
-    return [
-        rollout(generated(1), reward=reward, idx=idx, generation_index=place) for place, reward in enumerate(rewards)
-    ]
+    return [rollout(generated(1), reward=reward, idx=idx, generation_index=at) for at, reward in enumerate(rewards)]
 
 
 def test_advantages_are_relative_to_a_group_of_one_idx_or_another_key() -> None:
@@ -196,9 +192,7 @@ rollouts = st.builds(
 
 
 @given(st.lists(rollouts, max_size=6), st.sampled_from(["left", "right"]), st.integers(1, 7))
-def test_taking_the_padding_away_gives_back_each_log(
-    samples: list[SampleResult], padding_side: PaddingSide, multiple: int
-) -> None:
+def test_unpadding_gives_back_each_log(samples: list[SampleResult], padding_side: PaddingSide, multiple: int) -> None:
     tensors = to_tensors(samples, pad_token_id=0, padding_side=padding_side, pad_to_multiple_of=multiple)
     for row, sample in enumerate(samples):
         unpadded = tensors.input_ids[row][tensors.attention_mask[row].bool()]

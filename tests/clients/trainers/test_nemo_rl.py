@@ -91,9 +91,7 @@ def test_a_batch_is_posted_as_message_logs_with_the_arguments_of_nemo_rl(service
 
 
 @pytest.mark.usefixtures("run")
-def test_the_async_function_asks_for_the_async_schedule_and_greedy(
-    service: ScriptedService, client: RolloutClient
-) -> None:
+def test_the_async_function_asks_for_its_schedule_and_greedy(service: ScriptedService, client: RolloutClient) -> None:
     came, metrics = run_async_multi_turn_rollout(client, batch(1), 64, greedy=True, policy={"min_version": 3})
     assert (came["total_reward"].tolist(), metrics) == ([1], SUMMARY["metrics"])
     [body] = service.bodies

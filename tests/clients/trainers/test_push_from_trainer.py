@@ -52,9 +52,7 @@ def test_other_processes_get_the_version_or_why_there_is_none(
 
 
 @pytest.mark.parametrize("is_main", [True, False])
-def test_a_process_that_fails_before_the_push_still_broadcasts(
-    client: PushingClient, said: list[Any], is_main: bool
-) -> None:
+def test_a_process_that_fails_early_still_broadcasts(client: PushingClient, said: list[Any], is_main: bool) -> None:
     def interrupted(_model: Any) -> Any:
         raise KeyboardInterrupt
 

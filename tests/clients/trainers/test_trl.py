@@ -35,9 +35,7 @@ pytestmark = [
 ]
 
 
-def test_each_prompt_is_a_sample_of_its_row_with_the_trainers_sampling(
-    service: ScriptedService, client: PushingClient
-) -> None:
+def test_a_prompt_is_a_sample_with_the_trainers_sampling(service: ScriptedService, client: PushingClient) -> None:
     sampling = Sampling(temperature=0.5, stop_strings=["x"])
     rollout_func = ServiceRolloutFunc(client, task_name="math", sampling=sampling, max_rollout_turns=3, max_seq_len=64)
     training = trainer(min_p=0.125, chat_template_kwargs={"enable_thinking": False})
@@ -75,9 +73,7 @@ def test_the_trainers_tokenizer_is_checked_once_before_the_first_rollout(
     assert len(checked) == 1
 
 
-def test_a_prompt_of_text_is_tokenized_by_the_tokenizer_of_the_trainer(
-    service: ScriptedService, client: PushingClient
-) -> None:
+def test_a_prompt_of_text_is_tokenized_by_the_trainers_own(service: ScriptedService, client: PushingClient) -> None:
     rows = [{"prompt": "1+1=", "answer": "2", "task_name": "sums"}]
     ServiceRolloutFunc(client, env_columns=["answer"])(["1+1="], trainer(rows))
     message = {"role": "user", "content": "1+1=", "token_ids": [49, 43, 49, 61]}
@@ -131,9 +127,7 @@ def test_prompts_that_show_images_are_refused(service: ScriptedService, client: 
     assert service.bodies == []
 
 
-def test_the_completion_goes_from_the_first_generated_token_to_the_last(
-    service: ScriptedService, client: PushingClient
-) -> None:
+def test_a_completion_is_from_the_first_to_the_last_generated(service: ScriptedService, client: PushingClient) -> None:
     service.rollouts.append(answering())
     columns = ServiceRolloutFunc(client, task_name="math")(PROMPTS, trainer())
     assert columns == {
@@ -154,9 +148,7 @@ def test_the_completion_goes_from_the_first_generated_token_to_the_last(
 
 
 @pytest.mark.parametrize("lost", [LOST, {"status": "deadline"}], ids=["error", "deadline"])
-def test_a_rollout_without_a_final_reward_is_masked_and_has_none(
-    service: ScriptedService, client: PushingClient, lost: Json
-) -> None:
+def test_a_rollout_without_final_reward_is_masked(service: ScriptedService, client: PushingClient, lost: Json) -> None:
     service.rollouts.append(answering({}, lost))
     columns = ServiceRolloutFunc(client, task_name="math")(PROMPTS, trainer())
     assert columns["total_reward"] == [0, None]
@@ -173,9 +165,7 @@ def test_no_completion_is_empty(service: ScriptedService, client: PushingClient,
     assert columns["env_mask"] == [[0]]
 
 
-def test_weights_are_pushed_once_a_step_and_their_version_is_demanded(
-    service: ScriptedService, client: PushingClient
-) -> None:
+def test_each_step_pushes_weights_and_demands_their_version(service: ScriptedService, client: PushingClient) -> None:
     rollout_func, training = ServiceRolloutFunc(client, task_name="math"), trainer()
     for step in (0, 0, 1):
         training.state.global_step = step
@@ -188,9 +178,7 @@ def test_weights_are_pushed_once_a_step_and_their_version_is_demanded(
 
 
 @pytest.mark.parametrize("name", [None, "run-b"])
-def test_without_a_push_no_version_is_demanded(
-    service: ScriptedService, client: PushingClient, name: str | None
-) -> None:
+def test_with_no_push_no_version_is_demanded(service: ScriptedService, client: PushingClient, name: str | None) -> None:
     ServiceRolloutFunc(client, task_name="math", push=False, policy_name=name)(PROMPTS, trainer())
     assert client.pushed == []
     assert [body.get("policy") for body in service.bodies] == [name and {"name": name}]

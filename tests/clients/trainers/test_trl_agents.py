@@ -29,9 +29,7 @@ def func(agents: AgentService, client: PushingClient, agent: Any, **options: Any
     return AgentRolloutFunc(client, agent, task_name="math", connect=agents.connected, **options)
 
 
-def test_each_prompt_is_a_run_of_the_agent_with_the_tokens_of_the_engine(
-    agents: AgentService, client: PushingClient
-) -> None:
+def test_each_prompt_is_a_run_of_the_agent_with_the_engines_tokens(agents: AgentService, client: PushingClient) -> None:
     asked: list[Any] = []
 
     async def agent(base_url: str, api_key: str, sample: SampleInput) -> dict[str, float]:

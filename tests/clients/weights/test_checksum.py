@@ -55,8 +55,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_the_digest_of_a_file_is_over_its_header_and_its_checksum(file: Path) -> None:
-    content = file.read_bytes()
-    header = content[: read_header(file).data_begin]
+    header = file.read_bytes()[: read_header(file).data_begin]
     expected = hashlib.sha256(header + file_checksum(file).encode()).hexdigest()
     assert file_digest(file) == weights_digest(header, file_checksum(file)) == expected
 

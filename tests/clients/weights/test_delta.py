@@ -22,9 +22,7 @@ def bases_and_news(draw: st.DrawFn) -> tuple[str, np.ndarray[Any, Any], np.ndarr
 
 
 @given(bases_and_news(), st.integers(1, 50))
-def test_what_was_encoded_is_applied_bit_for_bit(
-    pair: tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]], max_gap: int
-) -> None:
+def test_changes_apply_bit_for_bit(pair: tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]], max_gap: int) -> None:
     _, base, new = pair
     changes = encode_changes(base, new, max_gap)
     assert changes.gaps.dtype == np.int32
@@ -36,8 +34,7 @@ def test_what_was_encoded_is_applied_bit_for_bit(
 
 def test_a_delta_holds_the_changes_with_nan_payloads_and_signs_of_zero() -> None:
     base = np.array([0x7FC0, 0x0000, 0x3F80, 0x4000], np.uint16)
-    new = np.array([0x7FC1, 0x8000, 0x3F80, 0x4001], np.uint16)
-    changes = encode_changes(base, new)
+    changes = encode_changes(base, np.array([0x7FC1, 0x8000, 0x3F80, 0x4001], np.uint16))
     assert (changes.gaps.tolist(), changes.values.tolist()) == ([0, 1, 2], [0x7FC1, 0x8000, 0x4001])
     assert changes.size_bytes == 3 * (4 + 2)
 

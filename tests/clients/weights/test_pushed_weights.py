@@ -124,9 +124,7 @@ def test_a_base_must_be_the_services_current_version_and_the_same_there(
     current: int, versions: list[tuple[int, str | None]], base: int | None
 ) -> None:
     pushed, checksum = pushed_once()
-    pushed.check(
-        state_of(current, *[(version, checksum if there == "as here" else there) for version, there in versions])
-    )
+    pushed.check(state_of(current, *[(one, checksum if there == "as here" else there) for one, there in versions]))
     assert next_base(pushed) == base
 
 

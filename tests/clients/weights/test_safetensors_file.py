@@ -59,9 +59,7 @@ def test_a_header_is_its_length_then_json_padded_to_eight_bytes() -> None:
 
 
 @given(SPECS, st.dictionaries(NAMES, NAMES, max_size=2))
-def test_a_header_that_was_written_is_read_back(
-    specs: list[tuple[str, str, list[int]]], metadata: dict[str, str]
-) -> None:
+def test_a_written_header_is_read_back(specs: list[tuple[str, str, list[int]]], metadata: dict[str, str]) -> None:
     header = header_of(specs, metadata)
     begun = header_bytes(header.entries, header.metadata)
     assert len(begun) % 8 == 0

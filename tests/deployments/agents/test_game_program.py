@@ -54,8 +54,7 @@ def answers(*moves: str) -> Any:
     def answer(number: int, body: dict[str, Any]) -> Answer:
         if "messages" not in body:
             return Answer(body={})
-        given = said(next(left))
-        return Answer(body={**given.body, "id": f"generation-{number}"})
+        return Answer(body={**said(next(left)).body, "id": f"generation-{number}"})
 
     return answer
 
@@ -86,13 +85,11 @@ def test_both_seats_of_the_policy_are_conversations_with_their_own_rewards() -> 
 def test_another_model_plays_beside_the_session_and_its_tokens_are_counted() -> None:
     notes = RunNotes()
     with chat_server(answers("take 1 from A", "take 2 from B")) as server:
-        models = {"rival": {"policy": "champion"}}
-        played(server, notes, {"seats": {"1": "policy"}}, models=models, **SERVED)
+        played(server, notes, {"seats": {"1": "policy"}}, models={"rival": {"policy": "champion"}}, **SERVED)
     rival, policy, reward = server.requests
     assert (rival["path"], policy["path"]) == ("/v1/chat/completions?policy=champion", "/session/v1/chat/completions")
     assert reward["rewards"] == {"seat_1": 1.0}
-    counted = {name: value for name, value in notes.metrics.items() if not name.endswith("_seconds")}
-    assert counted == {
+    assert {name: value for name, value in notes.metrics.items() if not name.endswith("_seconds")} == {
         "moves": 2,
         "seat_0_reward": -1.0,
         "seat_1_reward": 1.0,
@@ -144,9 +141,7 @@ def test_a_game_without_a_seat_of_the_policy_fails() -> None:
 
 
 @pytest.mark.parametrize(("status", "failure"), [(503, EnvironmentLost), (400, AgentFailed)])
-def test_a_player_that_does_not_answer_fails_the_game_and_nobody_loses_it(
-    status: int, failure: type[Exception]
-) -> None:
+def test_a_player_that_is_silent_fails_the_game_and_nobody_loses_it(status: int, failure: type[Exception]) -> None:
     refused = Answer(status=status, body={"error": "no"})
     with chat_server(lambda *_: refused) as server:
         with pytest.raises(failure, match=f"The session answered {status}"):
@@ -158,8 +153,7 @@ def test_a_player_that_does_not_answer_fails_the_game_and_nobody_loses_it(
 
 def test_what_a_game_was_is_in_the_metrics_of_the_run() -> None:
     with chat_server(answers("take 1 from A", "take 2 from B")) as server:
-        runs = AgentRunsOfTask(AgentSettings(game=settings()))
-        outcome = asyncio.run(runs.step([], call_of(server, {})))
+        outcome = asyncio.run(AgentRunsOfTask(AgentSettings(game=settings())).step([], call_of(server, {})))
     assert (outcome.reward, (outcome.metrics or {})["moves"]) == ({}, 2)
 
 
@@ -186,8 +180,7 @@ def test_samples_are_checked_for_seats_and_players_that_there_are() -> None:
     for wrong in ({"2": "a"}, {"0": "b"}, {"0": {"policies": "x"}}):
         with pytest.raises(ValidationError):
             fields.model_validate({"seed": 1, "seats": wrong})
-    task = GameTask(settings())
-    first, second = task.example_samples(2, 0)
+    first, second = GameTask(settings()).example_samples(2, 0)
     assert second["extra_env_info"]["seed"] == first["extra_env_info"]["seed"] + 1
 
 
@@ -202,9 +195,7 @@ def test_samples_are_checked_for_seats_and_players_that_there_are() -> None:
         ({"arguments": {"heaps": [0]}}, AgentNotLoadable, r"makes no game: ValueError: heaps"),
     ],
 )
-def test_what_makes_no_game_is_refused_before_the_service_starts(
-    fields: dict[str, Any], refusal: type[Exception], says: str
-) -> None:
+def test_what_is_no_game_is_refused_before_a_start(fields: dict[str, Any], refusal: type[Exception], says: str) -> None:
     with pytest.raises(refusal, match=says):
         load_game(settings(**fields))
 

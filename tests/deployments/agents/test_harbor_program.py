@@ -146,9 +146,7 @@ def test_an_agent_that_fails_or_is_too_slow_is_judged_by_what_it_has_left(tmp_pa
         ("sleep 60", "[verifier]\ntimeout_sec = 0.5", "was ended after 0.5 s, its timeout_sec"),
     ],
 )
-def test_a_verifier_without_a_reward_is_a_failure_and_no_zero(
-    tmp_path: Path, test: str, toml: str, message: str
-) -> None:
+def test_a_verifier_without_a_reward_is_a_failure_no_zero(tmp_path: Path, test: str, toml: str, message: str) -> None:
     """Also where the agent has written one."""
     forged = "echo 1 > /logs/verifier/reward.txt"
     with pytest.raises(VerifierFailed, match=message) as failed:
@@ -170,9 +168,7 @@ def test_what_an_agent_has_left_running_does_not_meet_the_verifier(tmp_path: Pat
     assert metrics["agent_processes_ended"] >= 1.0
 
 
-def test_where_an_agents_processes_cannot_be_ended_no_verifier_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_processes_cannot_be_ended_no_verifier_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leftover, "END", "echo '17 (left)'")
     monkeypatch.setattr(leftover, "TRY_EVERY_S", 0.0)
     with pytest.raises(
@@ -181,9 +177,7 @@ def test_where_an_agents_processes_cannot_be_ended_no_verifier_runs(
         played(sample(), harbor={"tasks": task_with(tmp_path)})
 
 
-def test_a_verifier_gets_its_own_variables_and_those_of_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_verifier_gets_its_variables_and_the_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OF_HOST", "0.5")
     toml = '[verifier.env]\nA = "${OF_HOST}"\n[environment.env]\nB = "${NOWHERE:-0.25}"'
     tasks = task_with(tmp_path, 'python3 -c "print($A + $B)" > /logs/verifier/reward.txt', toml)

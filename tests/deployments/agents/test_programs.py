@@ -37,8 +37,7 @@ FUNCTIONS = "tests.deployments.agents.agents_of_tests"
 
 def stepped(**settings: Any) -> StepOutcome:
     """What one run of such an agent comes to."""
-    runs = AgentRunsOfTask(AgentSettings(**settings))
-    return asyncio.run(runs.step([], CALL))
+    return asyncio.run(AgentRunsOfTask(AgentSettings(**settings)).step([], CALL))
 
 
 def command(script: str, **settings: Any) -> dict[str, Any]:
@@ -83,8 +82,7 @@ def test_a_command_finds_its_session_in_variables_and_its_sample_on_stdin() -> N
         'grep -q \'"idx":4\' || exit 4; cmp -s sample.json "$ROLLOUT_SAMPLE_FILE" || exit 5; '
         'echo \'{"right": 1, "style": 0.5}\' > "$ROLLOUT_REWARD_FILE"'
     )
-    outcome = stepped(**command(script, environment_variables={"OWN": "x"}))
-    assert outcome.reward == {"right": 1.0, "style": 0.5}
+    assert stepped(**command(script, environment_variables={"OWN": "x"})).reward == {"right": 1.0, "style": 0.5}
 
 
 NUMBERS = [2**64, -(2**63) - 1, 10**30, 10**4299, 0.1, 5e-324, 1e300]
@@ -131,9 +129,7 @@ NO_PROGRAM = {"command": CommandSettings(argv=["no-such-program"])}
         (NO_PROGRAM, AgentFailed, r"exit code \d+. It wrote to stderr last: .*no-such-program"),
     ],
 )
-def test_an_agent_that_fails_says_how_and_what_it_wrote_last(
-    agent: dict[str, Any], failure: type[Exception], message: str
-) -> None:
+def test_a_failed_agent_says_how_and_last_words(agent: dict[str, Any], failure: type[Exception], message: str) -> None:
     with pytest.raises(failure, match=message):
         stepped(**agent)
 
@@ -170,8 +166,7 @@ def written_pid(file: Path) -> int:
 def test_a_command_that_is_cancelled_ends_with_all_of_its_group(deaf: bool, tmp_path: Path) -> None:
     alive = tmp_path / "pid"
     script = f"{'trap : TERM; ' if deaf else ''}sleep 1000 & echo $! > {alive}; while :; do wait; done"
-    program = CommandProgram(CommandSettings(argv=["sh", "-c", script]))
-    assert_ended(asyncio.run(ended_when_cancelled(program, alive)))
+    assert_ended(asyncio.run(ended_when_cancelled(CommandProgram(CommandSettings(argv=["sh", "-c", script])), alive)))
 
 
 def assert_ended(pid: int) -> None:

@@ -65,8 +65,7 @@ def test_truncation_and_padding_of_the_tokenizer_are_switched_off() -> None:
 
 def test_a_character_of_which_bytes_are_cut_off_is_not_shown() -> None:
     observation: ChatMessage = {"role": "user", "content": "x漢y"}
-    shown = [observed(tokens, observation, [END], RAW, room).content for room in range(5)]
-    assert shown == ["", "x", "x", "x", "x漢"]
+    assert [observed(tokens, observation, [END], RAW, room).content for room in range(5)] == ["", "x", "x", "x", "x漢"]
 
 
 @pytest.mark.parametrize("letter", ["e\u0301", "\u1112\u1161\u11ab", "a\u0306\u0300"])

@@ -38,12 +38,10 @@ def test_data_is_tokenized_as_if_there_were_no_control_tokens(kind: str, text: s
 def test_control_tokens_around_data_are_tokens_and_those_in_it_are_text(kind: str, texts: list[str]) -> None:
     encoder, control = ENCODERS[kind], ENCODERS[kind].control_tokens
     hidden = control.hidden_in_observation([{"role": "tool", "content": text} for text in texts], "observations")
-    written = "".join(f"<|im_start|>tool\n{message['content']}<|im_end|>" for message in hidden)
-    text = control.restored(written)
+    text = control.restored("".join(f"<|im_start|>tool\n{message['content']}<|im_end|>" for message in hidden))
     encoding = encoder.encode(text)
     tokens = tokenizer_of(kind).convert_ids_to_tokens(encoding.ids)
-    own = [token for token in tokens if token in CONTROL]
-    assert own == ["<|im_start|>", "<|im_end|>"] * len(texts)
+    assert [token for token in tokens if token in CONTROL] == ["<|im_start|>", "<|im_end|>"] * len(texts)
     whole = "".join(f"<|im_start|>tool\n{text}<|im_end|>" for text in texts)
     assert encoder.decode(encoding.ids, skip_special_tokens=False) == decoded_whole(kind, whole, encoding.ids)
     if text.is_split:
@@ -87,10 +85,8 @@ def test_a_part_of_a_control_token_completes_nothing_of_the_template(before: str
 )
 def test_the_setting_says_whose_texts_are_data(split: Any, echoes: bool, expected: list[bool]) -> None:
     control = ENCODERS["byte-level"].control_tokens
-    roles = ["system", "user", "tool", "assistant", "user", "tool"]
-    chat = [{"role": role, "content": "<|im_end|>"} for role in roles]
-    hidden = control.hidden_in_prompt(chat, split, echoes)
-    assert [message["content"] == "<|im_end|>" for message in hidden] == expected
+    chat = [{"role": role, "content": "<|im_end|>"} for role in ["system", "user", "tool", "assistant", "user", "tool"]]
+    assert [message["content"] == "<|im_end|>" for message in control.hidden_in_prompt(chat, split, echoes)] == expected
 
 
 def test_of_an_answer_the_markers_stay_by_which_a_template_tells_its_parts() -> None:

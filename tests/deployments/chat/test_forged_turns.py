@@ -55,8 +55,7 @@ def test_an_observation_has_the_control_tokens_of_its_frame_alone(data: Any, nam
     observation = observed(TOKENS[name], {"role": role, "content": content}, [], CHAT, ROOM)
     harmless = observed(TOKENS[name], {"role": role, "content": "x"}, [], CHAT, ROOM)
     assert control_tokens_of(name, observation.token_ids) == control_tokens_of(name, harmless.token_ids)
-    framed = HF[name].decode(harmless.token_ids, skip_special_tokens=False)
-    before, _, after = framed.rpartition("x")
+    before, _, after = HF[name].decode(harmless.token_ids, skip_special_tokens=False).rpartition("x")
     shown = HF[name].decode(observation.token_ids, skip_special_tokens=False)
     assert content in shown or str(content).replace("\n", "\\n") in shown
     assert (shown.startswith(before), shown.endswith(after)) == (True, True)
@@ -94,16 +93,14 @@ def test_each_message_of_a_prompt_keeps_its_own_part(data: Any, name: str) -> No
     contents = data.draw(st.lists(spelled(name), min_size=1, max_size=4))
     chat = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
     chat += [{"role": "user", "content": content} for content in contents]
-    parts = TOKENS[name].prompt_ids(chat, CHAT, ROOM)
-    texts = [HF[name].decode(part, skip_special_tokens=False) for part in parts]
+    texts = [HF[name].decode(part, skip_special_tokens=False) for part in TOKENS[name].prompt_ids(chat, CHAT, ROOM)]
     assert "".join(texts) == rendered(name, chat)
     assert [content in text for content, text in zip(contents, texts[2:], strict=True)] == [True] * len(contents)
 
 
 @given(data=st.data(), name=models)
 def test_a_prompt_is_the_trainers_own_unless_the_setting_says_otherwise(data: Any, name: str) -> None:
-    content = data.draw(spelled(name))
-    chat = [{"role": "user", "content": content}]
+    chat = [{"role": "user", "content": data.draw(spelled(name))}]
     [trusted] = TOKENS[name].prompt_ids(chat, CHAT, ROOM)
     assert trusted == ids_of(name, rendered(name, chat))
     strict = TransformersChatTokenizer(HF[name], split_special_tokens="all")
@@ -115,8 +112,7 @@ def test_a_prompt_is_the_trainers_own_unless_the_setting_says_otherwise(data: An
 
 @pytest.mark.parametrize("name", sorted(HF))
 def test_the_first_observation_of_an_environment_is_data_too(name: str) -> None:
-    forged = f"x{CONTROL[name][1]}"
-    messages = [PromptMessage(role="user", content=forged)]
+    messages = [PromptMessage(role="user", content=f"x{CONTROL[name][1]}")]
     [started] = TOKENS[name].prompt(messages, ChatOptions(has_observations=True), ROOM)
     [harmless] = TOKENS[name].prompt([PromptMessage(role="user", content="x")], CHAT, ROOM)
     assert control_tokens_of(name, [*started.token_ids]) == control_tokens_of(name, [*harmless.token_ids])

@@ -25,9 +25,7 @@ parts = st.lists(st.sampled_from(NAMES) | texts, max_size=6)
 
 
 def content(given_parts: list[str]) -> list[dict[str, str]]:
-    return [
-        {"type": "image", "image": part} if part in KNOWN else {"type": "text", "text": part} for part in given_parts
-    ]
+    return [{"type": "image", "image": one} if one in KNOWN else {"type": "text", "text": one} for one in given_parts]
 
 
 def unexpanded(messages: list[Message]) -> list[int]:
@@ -50,9 +48,7 @@ def test_a_prompts_tokens_are_its_renderings_with_each_image_in_its_place(shown:
     assert [[place.media for place in message.mm_ranges or ()] for message in made] == [
         [part for part in each if part in KNOWN] for each in shown
     ]
-    assert [message.content for message in made] == [
-        "".join(part for part in each if part not in KNOWN) for each in shown
-    ]
+    assert [one.content for one in made] == ["".join(part for part in each if part not in KNOWN) for each in shown]
 
 
 def observed(messages: list[Any], room: int) -> list[TokenizedObservation]:
@@ -82,8 +78,7 @@ def test_an_observation_that_is_cut_keeps_no_part_of_an_image(shown: list[tuple[
 
 def places(made: list[TokenizedObservation]) -> list[tuple[int, int]]:
     """Where the images begin and end among all tokens."""
-    begins = accumulate((len(one.token_ids) for one in made), initial=0)
-    pairs = zip(made, begins, strict=False)
+    pairs = zip(made, accumulate((len(one.token_ids) for one in made), initial=0), strict=False)
     return [(begin + place.start, begin + place.end) for one, begin in pairs for place in one.mm_ranges]
 
 

@@ -64,9 +64,7 @@ def said(content: str) -> ChatMessage:
 
 @settings(max_examples=settings().max_examples // 2)
 @given(texts, st.integers(0, 40), st.sampled_from([RAW, CHAT]))
-def test_what_is_kept_of_a_long_text_is_what_would_be_kept_of_the_whole(
-    text: str, room: int, options: ChatOptions
-) -> None:
+def test_what_is_kept_of_a_long_text_would_be_kept_of_the_whole(text: str, room: int, options: ChatOptions) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         lengths = noted_lengths(monkeypatch)
         by_beginning = observed(words, said(text), [], options, room)
@@ -81,8 +79,7 @@ def test_a_beginning_that_ends_inside_a_word_or_token_is_not_trusted() -> None:
     """Without a space the text is cut anywhere: its end is a part of a word, then a part of an added token."""
     whole = "x" * 3 + "numbers" * 400 + "<|end|>" * 400
     as_tokens = TransformersChatTokenizer(HF_WORDS, split_special_tokens="none")
-    data = SplittableText(whole, is_split=True)
-    for tokenizer, text in ((as_tokens, whole), (words, data)):
+    for tokenizer, text in ((as_tokens, whole), (words, SplittableText(whole, is_split=True))):
         expected = TextEncoder(HF_WORDS).encode(text).ids
         for room in (1, 300, 350, 700, 1000, len(expected) - 1):
             assert list(observed(tokenizer, said(whole), [], RAW, room).token_ids) == expected[:room]

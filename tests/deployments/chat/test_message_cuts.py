@@ -79,8 +79,7 @@ COUNTING = {name: CountingTemplate(source) for name, source in TEMPLATES.items()
 
 def parts(template: ChatTemplate, chat: Sequence[dict[str, Any]]) -> list[str]:
     text = template.render(chat, PLAIN)
-    cuts = [0, *template.cuts(chat, text, PLAIN), len(text)]
-    return [text[start:end] for start, end in pairwise(cuts)]
+    return [text[start:end] for start, end in pairwise([0, *template.cuts(chat, text, PLAIN), len(text)])]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

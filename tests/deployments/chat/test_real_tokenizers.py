@@ -73,9 +73,7 @@ def test_a_text_comes_back_from_its_ids(name: str, text: str) -> None:
 
 @REQUESTED
 @given(text=texts, data=st.data())
-def test_an_observation_cut_inside_a_character_shows_what_its_ids_say(
-    name: str, text: str, data: st.DataObject
-) -> None:
+def test_an_observation_cut_in_a_character_shows_what_its_ids_say(name: str, text: str, data: st.DataObject) -> None:
     assume(name not in LOST or not LOST[name].search(text))
     tokens, message = vendor(name).tokens, {"role": "user", "content": text}
     for options in (RAW, CHAT):

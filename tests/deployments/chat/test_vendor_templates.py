@@ -110,8 +110,7 @@ OF_OUR_OWN = {"Kimi K3": KIMI_K3, "MiniMax M2": MINIMAX_M2, "Mistral Nemo": MIST
 @pytest.mark.parametrize("name", marked([*ALL, *OF_OUR_OWN]))
 def test_what_is_appended_to_an_answer_is_what_the_template_puts_there(name: str) -> None:
     one = OF_OUR_OWN.get(name) or vendor(name)
-    whole = one.rendered([QUESTION, ANSWER, SAID])
-    after = whole.partition(ANSWER["content"])[2]
+    after = one.rendered([QUESTION, ANSWER, SAID]).partition(ANSWER["content"])[2]
     assert appended(one, [SAID], ANSWER["content"]) == after
     end = one.family.end
     assert end + appended(one, [SAID], ANSWER["content"] + end) == after

@@ -62,9 +62,8 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
             )
         )
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-        replaced = decoders.Replace("\u2581", " ")
         backend.decoder = decoders.Sequence(
-            [replaced, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+            [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         )
     elif kind == "unigram":
         scored = [("<unk>", 0.0), *((token, 0.0) for token in own), *((piece, -3.0) for piece in pieces), ("im", -4.0)]
@@ -86,7 +85,5 @@ def without_control_tokens(tokenizer: PreTrainedTokenizerFast, control: list[str
     stored["added_tokens"] = [token for token in stored["added_tokens"] if token["content"] not in control]
     vocabulary = stored["model"]["vocab"]
     if isinstance(vocabulary, list):
-        stored["model"]["vocab"] = [
-            [f"\u0001{piece}" if piece in control else piece, score] for piece, score in vocabulary
-        ]
+        stored["model"]["vocab"] = [[f"\u0001{text}" if text in control else text, score] for text, score in vocabulary]
     return Tokenizer.from_str(json.dumps(stored))

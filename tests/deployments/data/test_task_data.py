@@ -155,9 +155,7 @@ def test_a_page_ends_before_the_bytes_that_it_may_take_but_has_one_sample() -> N
     assert list(within_bytes([b"aaaaaaaaa", b"b"], 8)) == [b"aaaaaaaaa"]
 
 
-def test_a_row_that_is_wrong_is_named_when_it_is_asked_for(
-    data_of: Callable[..., TaskData], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_row_is_named_when_asked_for(data_of: Callable[..., TaskData], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "CHECKED_ROWS", 1)
     data = data_of(["", *map(json.dumps, sums(3)), "{", json.dumps(sums(1)[0])])
     assert len(samples(data, 0, 3)) == 3

@@ -50,5 +50,4 @@ def test_what_a_validator_refuses_is_named_without_its_kind() -> None:
 
 
 def test_only_the_first_wrong_fields_are_named() -> None:
-    refused = _refused_fields(Outer, [{}] * 100)
-    assert [field.place for field in refused] == list(range(_MOST_REFUSED_FIELDS))
+    assert [field.place for field in _refused_fields(Outer, [{}] * 100)] == list(range(_MOST_REFUSED_FIELDS))

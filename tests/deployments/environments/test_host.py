@@ -210,9 +210,7 @@ class ClosingAsync(Closing):
 
 
 @pytest.mark.parametrize("name", ["Closing", "ClosingAsync"])
-def test_a_host_closes_its_environment_once_and_logs_a_close_that_raises(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_host_closes_once_and_logs_a_close_that_raises(name: str, caplog: pytest.LogCaptureFixture) -> None:
     Closing.closed.clear()
     host = obedient_host(name)
     closing = host.__del__()

@@ -69,16 +69,14 @@ async def test_a_later_step_without_a_session_opens_none(
     lost_session: Any, first_turn: int, kind: type[RolloutFailure], message: str
 ) -> None:
     environment = CountingSessions(lost_session)
-    runner = StepRunner(environment, "counting", None)
-    failure = await failed(runner, step_of("a", 2, first_turn=first_turn))
+    failure = await failed(StepRunner(environment, "counting", None), step_of("a", 2, first_turn=first_turn))
     said = f"The session of the rollout {message}"
     assert (type(failure), str(failure), failure.retryable) == (kind, said, True)
     assert environment.opened == 0
 
 
 async def test_a_session_that_can_be_opened_again_is_given_the_turns_so_far() -> None:
-    runner = StepRunner(CountingSessions("reopen"), "counting", None)
-    assert await said(runner, step_of("a", 2)) == "1:3"
+    assert await said(StepRunner(CountingSessions("reopen"), "counting", None), step_of("a", 2)) == "1:3"
 
 
 async def test_a_step_that_fails_closes_its_session_and_leaves_others_open() -> None:
@@ -188,9 +186,7 @@ ENDS = ("released", "terminated", "failed", "timed out", "aborted", "aborted whi
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(ENDS)), min_size=1, max_size=12), st.integers(1, 4))
-def test_however_forks_end_sessions_are_closed_once_and_no_room_is_lost(
-    forks: list[tuple[int, str]], most: int
-) -> None:
+def test_however_forks_end_sessions_close_once_and_no_room_is_lost(forks: list[tuple[int, str]], most: int) -> None:
     environment = ForkingSessions(max_sessions=most, session_idle_s=100.0)
     environment.may_open.set()
 

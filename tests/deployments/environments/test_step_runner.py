@@ -137,9 +137,8 @@ async def test_steps_of_a_replica_that_hands_off_are_given_up(caplog: pytest.Log
 
 
 async def test_the_retry_of_a_step_is_what_its_id_aborts() -> None:
-    environment = TimedEnvironment()
 
-    runner = StepRunner(environment, "timed", None)
+    runner = StepRunner(TimedEnvironment(), "timed", None)
     first = runner.start(request("a", 1), set())
     retry = runner.start(request("a", 60), set())
     assert await first == outcome("done")

@@ -16,9 +16,7 @@ STEPS = st.lists(
 
 
 @given(st.integers(1, 4), STEPS)
-def test_no_more_steps_than_the_limit_run_and_each_runs_once(
-    limit: int, steps: list[tuple[str, int, int, int | None]]
-) -> None:
+def test_steps_run_once_and_no_more_than_the_limit(limit: int, steps: list[tuple[str, int, int, int | None]]) -> None:
     slots = FairSlots(limit)
     running, most, ran = 0, 0, Counter[int]()
 

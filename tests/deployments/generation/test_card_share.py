@@ -88,9 +88,7 @@ def test_auto_is_one_engine_on_a_card_that_cannot_be_shared(
 
 
 @pytest.mark.parametrize("field", ["kv_cache_memory_bytes", "num_gpu_blocks_override", "kv_offloading_size"])
-def test_auto_is_one_engine_where_it_has_its_own_sizes(
-    field: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_auto_is_one_engine_where_it_has_sizes(field: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     has_cards(monkeypatch, tmp_path, H100)
     assert engines_on_a_card(engine(model=model_of(tmp_path, 0.9), engines_per_gpu="auto", **{field: 8})) == 1
 
@@ -98,9 +96,7 @@ def test_auto_is_one_engine_where_it_has_its_own_sizes(
 @pytest.mark.parametrize(
     "fields", [{"device": "cpu"}, {"tensor_parallel_size": 2}, {"weight_transfer_config": {"backend": "nccl"}}]
 )
-def test_auto_is_one_engine_where_none_can_share(
-    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_auto_is_one_where_none_share(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     has_cards(monkeypatch, tmp_path, H100)
     assert engines_on_a_card(engine(model=model_of(tmp_path, 0.9), engines_per_gpu="auto", **fields)) == 1
     with pytest.raises(ValueError, match="engines_per_gpu: 2 engines share a card only where"):

@@ -359,8 +359,7 @@ def test_a_replica_that_loses_the_store_in_a_transfer_is_broken(tmp_path: Path, 
 
 def test_where_the_weights_of_a_transfer_are_saved_is_reported(tmp_path: Path) -> None:
     start = StartTransfer(SwapOptions(), b"sent")
-    adapter = stage(tmp_path / "store", 2, "adapter", "{}")
-    store = ScriptedCommands(start, adapter, FinishTransfer(3), SaveTransfer(3))
+    store = ScriptedCommands(start, stage(tmp_path / "store", 2, "adapter", "{}"), FinishTransfer(3), SaveTransfer(3))
     weights = ScriptedWeights()
     played(weights, store, tmp_path / "node")
     assert store.errors == [(None, False)] * 4

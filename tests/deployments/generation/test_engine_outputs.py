@@ -55,8 +55,7 @@ class World:
         self.llm.version = str(self.engine.weights.loaded.version)
 
     async def outputs(self, request: GenerationRequest = REQUEST, **given: Any) -> list[RequestOutput]:
-        sampling = {"output_kind": RequestOutputKind.DELTA, **given}
-        params = SamplingParams(max_tokens=10, **sampling)
+        params = SamplingParams(max_tokens=10, **{"output_kind": RequestOutputKind.DELTA, **given})
         prompt = {"prompt_token_ids": [1, 2]}
         return [output async for output in self.engine.completions.stream(request, prompt, params)]
 

@@ -178,8 +178,7 @@ async def test_in_a_trial_generations_wait_until_the_weights_are_accepted(mode: 
 
 
 async def test_a_swap_that_is_no_trial_ends_one() -> None:
-    llm = full_weights(times=2)
-    updater = updater_of(llm)
+    updater = updater_of(full_weights(times=2))
     for version, is_trial in ((3, True), (2, False)):
         await updater.stage(version, WEIGHTS)
         await updater.swap(SwapOptions(), is_trial)

@@ -35,9 +35,7 @@ def output(generated: list[float], prompt: list[float], finish_reason: str = "le
 @pytest.mark.parametrize(
     ("vocab_size", "max_model_len", "length"), [(262, 4096, CANARY_PROMPT_TOKENS), (5, 10, 6), (9, 2, 1)]
 )
-def test_the_prompts_are_tokens_of_the_model_and_leave_room_for_the_canary(
-    vocab_size: int, max_model_len: int, length: int
-) -> None:
+def test_prompts_are_tokens_of_the_model_and_leave_room(vocab_size: int, max_model_len: int, length: int) -> None:
     requests = canary_prompts(vocab_size, max_model_len)
     prompts = [request.prompt_token_ids for request in requests]
     assert [len(prompt) for prompt in prompts] == [length] * 4

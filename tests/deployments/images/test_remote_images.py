@@ -48,9 +48,7 @@ def test_without_keys_the_owner_is_the_empty_one() -> None:
 
 
 @pytest.mark.parametrize(("method", "lost_times", "after_s"), [("put", 2, 1), ("put", 999, AWAY_S), ("answer", 999, 0)])
-async def test_a_store_that_has_died_is_waited_for_except_by_readiness(
-    method: str, lost_times: int, after_s: float
-) -> None:
+async def test_a_dead_store_is_waited_for_except_by_readiness(method: str, lost_times: int, after_s: float) -> None:
     images = RemoteImages(answering(*[ActorDiedError()] * lost_times, None))
     if lost_times == 2:
         assert await images.put([b"one"]) == [name_of_image(b"one")]

@@ -48,11 +48,9 @@ async def test_an_object_is_made_once_for_all_readers_and_dropped_with_its_image
         made.append(content)
         return content
 
-    storage = ScriptedStorage()
-    replica = ImagesReplica(SETTINGS, storage, virtual_time.now, share)
+    replica = ImagesReplica(SETTINGS, ScriptedStorage(), virtual_time.now, share)
     await replica.put({"sha256:1": b"one"}, "")
-    references = await asyncio.gather(*(replica.reference("sha256:1") for _ in range(9)))
-    assert references == [[b"one"]] * 9
+    assert await asyncio.gather(*(replica.reference("sha256:1") for _ in range(9))) == [[b"one"]] * 9
     assert made == [b"one"]
     await asyncio.sleep(101)
     await replica.put({"sha256:2": bytes(100)}, "")

@@ -14,8 +14,7 @@ class Asked(NamedTuple):
 
 
 def asked(key: str | None = "k", owner: str = "a", namespace: str = "", fingerprint: str = "f") -> Asked:
-    request = JobRequest(namespace=namespace, request_id="r", key=key, fingerprint=fingerprint)
-    return Asked(request, owner)
+    return Asked(JobRequest(namespace=namespace, request_id="r", key=key, fingerprint=fingerprint), owner)
 
 
 def event(number: int) -> EntryName:

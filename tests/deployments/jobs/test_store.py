@@ -29,8 +29,7 @@ async def test_while_the_database_fails_leases_are_kept(store: JobStore, storage
     job_id = (await store.open(*asked(key="1"), b"body")).record.job_id
     storage.is_failing = True
     calls = store.open(*asked(key="2"), b"body"), store.read(job_id, [BODY]), store.delete(job_id, ""), store.answer()
-    failures = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(failure) for failure in failures] == [StorageFailed] * 4
+    assert [type(failure) for failure in await asyncio.gather(*calls, return_exceptions=True)] == [StorageFailed] * 4
     assert list((await store.poll("a", [job_id])).lost) == []
 
 
@@ -73,8 +72,7 @@ async def test_who_waits_for_events_gets_them_when_they_are_written(store: JobSt
 async def test_who_waits_for_events_in_vain_gets_none_after_its_time(store: JobStore) -> None:
     job_id = (await store.open(*asked(), b"body")).record.job_id
     began = virtual_time.now()
-    page = await store.events(job_id, "", 0, 1000, 30)
-    assert list(page.events) == []
+    assert list((await store.events(job_id, "", 0, 1000, 30)).events) == []
     assert virtual_time.now() == pytest.approx(began + 30)
 
 

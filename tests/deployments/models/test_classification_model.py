@@ -35,16 +35,14 @@ def test_a_score_is_the_same_alone_and_in_any_batch(folder: Path) -> None:
     model = _ClassificationModel(settings(folder, max_batch_tokens=200))
     conversations = [model.tokens(said("word " * length)) for length in (9, 1, 30, 4, 2, 60, 3)]
     together = model.scores(conversations)
-    alone = [model.scores([conversation])[0] for conversation in conversations]
-    assert together == pytest.approx(alone, abs=1e-5)
+    assert together == pytest.approx([model.scores([conversation])[0] for conversation in conversations], abs=1e-5)
     assert len({round(score, 4) for score in together}) == len(together)
 
 
 def test_a_conversation_that_is_too_long_loses_its_beginning(folder: Path) -> None:
     whole = _ClassificationModel(settings(folder)).tokens(said("A"))
     tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
-    rendered = tokenizer.apply_chat_template(said("A"), tokenize=False)
-    assert whole == tokenizer.encode(rendered, add_special_tokens=False)
+    assert whole == tokenizer.encode(tokenizer.apply_chat_template(said("A"), tokenize=False), add_special_tokens=False)
     assert _ClassificationModel(settings(folder, max_length=5)).tokens(said("A")) == whole[-5:]
 
 

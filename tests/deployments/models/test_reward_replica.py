@@ -90,14 +90,11 @@ async def test_a_conversation_that_cannot_be_scored_fails_alone() -> None:
 async def test_conversations_of_one_iteration_travel_in_one_call() -> None:
     handle = Handle(replica(LengthScorer()).score)
     model = RemoteRewardModel("helpful", handle)
-    scores = await asyncio.gather(*(model.score(said("a" * length)) for length in range(1, 7)))
-    assert scores == [1, 2, 3, 4, 5, 6]
+    assert await asyncio.gather(*(model.score(said("a" * length)) for length in range(1, 7))) == [1, 2, 3, 4, 5, 6]
     assert handle.calls == [6]
 
 
-async def test_conversations_that_are_too_large_together_travel_in_several_calls(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_conversations_too_large_together_travel_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batching, "MOST_BYTES_PER_MESSAGE", 1200)
 
     handle = Handle(replica(LengthScorer()).score)
@@ -132,8 +129,7 @@ def test_each_item_is_in_one_batch_that_is_no_larger_than_permitted(lengths: lis
     assert sorted(place for batch in made for place in batch) == list(range(len(lengths)))
     for batch in made:
         assert batch
-        padded = len(batch) * max(lengths[place] for place in batch)
-        assert padded <= most_tokens or len(batch) == 1
+        assert len(batch) * max(lengths[place] for place in batch) <= most_tokens or len(batch) == 1
     ordered = [lengths[place] for batch in made for place in batch]
     assert ordered == sorted(ordered)
 

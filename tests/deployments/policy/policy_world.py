@@ -209,8 +209,7 @@ class World:
     async def complete(
         self, version: int, options: PushOptions, is_zstd: bool = False, digest: str | None = None
     ) -> PolicyUpdate:
-        sender = self.senders[version, options.name]
-        return await self.store.complete_upload(version, sender, options, is_zstd, digest)
+        return await self.store.complete_upload(version, self.senders[version, options.name], options, is_zstd, digest)
 
     async def push(self, version: int, content: bytes, is_zstd: bool = False, **options: Any) -> PolicyUpdate:
         await self.upload(version, content, options.get("name"))

@@ -208,8 +208,7 @@ def test_what_lies_outside_the_roots_is_not_read(roots: Path, tmp_path: Path, lo
     (roots / "link").symlink_to(outside)
     (roots / "linked").mkdir()
     (roots / "linked" / "model.safetensors").symlink_to(outside / "model.safetensors")
-    place = location.format(outside=outside, roots=roots)
-    message = source_refusal(place, ["/elsewhere", str(roots)], tmp_path)
+    message = source_refusal(location.format(outside=outside, roots=roots), ["/elsewhere", str(roots)], tmp_path)
     assert message == f"it lies outside the roots that weights may be read from ({CONFIGURED})"
 
 
@@ -217,8 +216,7 @@ def test_links_within_the_roots_are_followed(roots: Path, tmp_path: Path) -> Non
     """As in the cache of the hub: snapshots hold links to blobs."""
     (roots / "snapshot").mkdir()
     (roots / "snapshot" / "model.safetensors").symlink_to("../step-1/model.safetensors")
-    checkpoint = fetch(roots / "snapshot", [str(roots)], tmp_path)
-    write_checkpoint(checkpoint, tmp_path / "full")
+    write_checkpoint(fetch(roots / "snapshot", [str(roots)], tmp_path), tmp_path / "full")
     assert validate_full(tmp_path / "full", LAYOUT) == file_checksum(roots / "step-1" / "model.safetensors")
 
 

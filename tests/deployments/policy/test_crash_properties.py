@@ -62,9 +62,7 @@ class Trainer:
     replicas=st.integers(0, 2),
     kept=st.integers(1, 2),
 )
-def test_a_store_killed_at_any_write_leaves_the_old_or_the_new_version(
-    changes: list[str], replicas: int, kept: int
-) -> None:
+def test_a_store_killed_at_any_write_has_the_old_or_the_new_one(changes: list[str], replicas: int, kept: int) -> None:
     with TemporaryDirectory() as folder:
         kills: list[tuple[Remains, int]] = []
         pushed: dict[int, str] = {}

@@ -39,8 +39,7 @@ def test_a_chain_of_both_encodings_is_applied_in_one_pass(tmp_path: Path) -> Non
 
 
 def test_a_delta_without_changes_makes_the_same_weights(tmp_path: Path) -> None:
-    place = publish_delta(tmp_path, 1, BASE, BASE)
-    assert patched(tmp_path, BASE, DiskDelta.read(1, 0, place)) == BASE
+    assert patched(tmp_path, BASE, DiskDelta.read(1, 0, publish_delta(tmp_path, 1, BASE, BASE))) == BASE
 
 
 @pytest.mark.parametrize(
@@ -55,8 +54,7 @@ def test_a_delta_without_changes_makes_the_same_weights(tmp_path: Path) -> None:
     ],
 )
 def test_an_index_that_misfits_is_refused_with_what_it_says(tmp_path: Path, said: dict[str, str], message: str) -> None:
-    place = publish_delta(tmp_path, 1, BASE, weights(2.0), said=said)
-    assert refusal_of(tmp_path, BASE, place)[2].startswith(message)
+    assert refusal_of(tmp_path, BASE, publish_delta(tmp_path, 1, BASE, weights(2.0), said=said))[2].startswith(message)
 
 
 def rewritten(place: Path, tensors: dict[str, Any], checksums: dict[str, str], listed: list[str] | None = None) -> None:

@@ -353,9 +353,7 @@ def test_each_range_is_read_once_and_a_few_at_a_time(tmp_path_factory: pytest.Te
     ],
 )
 @pytest.mark.usefixtures("short_ranges")
-def test_a_store_that_cannot_give_a_range_fails_the_fetch(
-    tmp_path: Path, source: ScriptedReads, reason: str, after_s: float
-) -> None:
+def test_a_range_not_given_fails_the_fetch(tmp_path: Path, source: ScriptedReads, reason: str, after_s: float) -> None:
     with pytest.raises(WeightsNotFetched, match=f"^The weights of version 7 could not be fetched: {reason}"):
         fetched(tmp_path, source, size=95, after_s=after_s)
 

@@ -94,8 +94,7 @@ def unknown(message: str, name: str = "b") -> Any:
 
 async def named(world: World) -> dict[str, int]:
     """The versions of named policies that are published."""
-    told = await world.store.watch(None)
-    return {name: version for name, version in told.versions.items() if name}
+    return {name: version for name, version in (await world.store.watch(None)).versions.items() if name}
 
 
 @in_world()

@@ -194,8 +194,7 @@ async def test_a_delta_can_be_read_until_its_update_has_ended(world: World) -> N
     pushing = asyncio.create_task(push_deltas(world, 1))
     await until(lambda: world.versions.delta(2).exists())
     # A node needs the full weights meanwhile.
-    checksum = checksum_of(full_weights(2)[1])
-    assert await world.store.read_weights(2, checksum, 0, 10**7) == full_weights(2)[1]
+    assert await world.store.read_weights(2, checksum_of(full_weights(2)[1]), 0, 10**7) == full_weights(2)[1]
     assert (world.versions.delta(2).read_bytes(), versions(world)) == (delta(1.0, 1), [1])
     await pushing
     assert (replica.files[2], version_files(world)) == (full_weights(2)[1], {1: WHOLE, 2: WHOLE})
@@ -214,8 +213,7 @@ async def test_full_weights_that_could_not_be_written_are_written_when_needed(
         await push_deltas(world, 1)
         await until(lambda: "The full weights of version 2 could not be made." in caplog.messages)
     assert version_files(world) == {1: WHOLE, 2: DELTA}
-    late = await world.ready("late")
-    assert (late.files, version_files(world)[2]) == ({2: full_weights(2)[1]}, WHOLE)
+    assert ((await world.ready("late")).files, version_files(world)[2]) == ({2: full_weights(2)[1]}, WHOLE)
 
 
 # Names
@@ -232,8 +230,7 @@ async def pushed_names(world: World, content: bytes, kind: WeightsKind) -> set[s
 async def test_what_wrappers_add_to_names_is_taken_off_all_kinds_of_weights(world: World, wrapper: str) -> None:
     full = save({f"{wrapper}{name}": tensor for name, tensor in INITIAL.items()})
     assert await pushed_names(world, full, "full") == set(INITIAL)
-    some = save({f"{wrapper}{NORM}": INITIAL[NORM] * 2})
-    assert await pushed_names(world, some, "partial") == set(INITIAL)
+    assert await pushed_names(world, save({f"{wrapper}{NORM}": INITIAL[NORM] * 2}), "partial") == set(INITIAL)
     changes = save({f"{wrapper}{name}": tensor for name, tensor in load(delta()).items()})
     checksum = checksum_of(changed(weights(2)))
     await world.push(3, changes, kind="delta", base=2, checksum=checksum)
@@ -306,8 +303,7 @@ async def test_an_adapter_is_served_again_as_a_named_policy(world: World) -> Non
     update = await world.store.roll_back(2, None, SwitchOptions(), "again")
     await world.push(3, adapter(3), kind="adapter")
     assert (update.label, update.base, replica.loaded) == ("again/1", 1, LoadedWeights(1, 3))
-    state = await world.store.state(0)
-    assert [(named.name, named.checksum) for named in state.named] == [("again", checksum)]
+    assert [(named.name, named.checksum) for named in (await world.store.state(0)).named] == [("again", checksum)]
     message = "a named policy is an adapter, and this version is not one; roll back without a name"
     async with refused(WeightsRefused, "to", message, 1):
         await world.store.roll_back(1, None, SwitchOptions(), "full")

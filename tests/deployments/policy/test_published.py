@@ -104,8 +104,7 @@ def test_the_last_refusals_are_remembered() -> None:
     found = folder(*map(whole, range(1, 41)))
     for version in range(1, 41):
         found.refuse(whole(version), "no", is_broken=True)
-    refused = found.state("/f", HeldVersions()).refused
-    assert [each.version for each in refused] == [*range(41 - MOST_REFUSED, 41)]
+    assert [each.version for each in found.state("/f", HeldVersions()).refused] == [*range(41 - MOST_REFUSED, 41)]
 
 
 # The folder
@@ -181,8 +180,7 @@ def test_versions_that_are_not_asked_for_are_counted_alone(tmp_path: Path) -> No
     ],
 )
 def test_an_index_that_cannot_be_used_is_a_problem_of_its_version(tmp_path: Path, index: Any, problem: str) -> None:
-    place = publish_whole(tmp_path, 1, weights(2.0))
-    (place / INDEX).write_text(json.dumps(index))
+    (publish_whole(tmp_path, 1, weights(2.0)) / INDEX).write_text(json.dumps(index))
     found = one(PublishedFolder(str(tmp_path)))
     assert (problem in str(found.problem), found.missing) == (True, None)
 

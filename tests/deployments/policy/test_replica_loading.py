@@ -115,8 +115,7 @@ async def test_an_overtaken_replica_holds_up_the_next_update_for_one_load(world:
     await until(lambda: len(slow.received) == COMMANDS)
     assert (await world.push(2, adapter(1.0), kind="adapter")).replicas == []
     await until(lambda: len(slow.received) == 2 * COMMANDS - 1)
-    last = await world.push(3, adapter(9.0), kind="adapter")
-    assert [replica.replica_id for replica in last.replicas] == ["slow"]
+    assert [replica.replica_id for replica in (await world.push(3, adapter(9.0), kind="adapter")).replicas] == ["slow"]
 
 
 # Payloads
@@ -172,9 +171,7 @@ async def test_a_replica_lacks_the_base_the_adapter_or_both(world: World) -> Non
 
 
 @in_world()
-async def test_replicas_that_hold_the_base_get_a_delta_which_others_may_read(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_holds_the_base_gets_a_delta_that_others_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await fleet(world, "r0")
     monkeypatch.setattr(Updates, "write_full_weights", nothing)
     await push_deltas(world, 2)

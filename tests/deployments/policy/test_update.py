@@ -193,8 +193,7 @@ async def test_replicas_that_break_in_a_trial_are_replaced_and_it_is_not_current
 
 
 async def test_time_limits_grow_with_the_size_of_the_weights() -> None:
-    large = replace(NEW, size_bytes=3 * 10**9)
-    scene = await Scene([["ok", "ok", "hang"]], new=large, timeout_s_per_gb=20.0).begin()
+    scene = await Scene([["ok", "ok", "hang"]], new=replace(NEW, size_bytes=3 * 10**9), timeout_s_per_gb=20.0).begin()
     with pytest.raises(WeightsRefused, match="it did not report within 120 s"):
         await scene.update()
     assert now() == 120.0
@@ -223,9 +222,7 @@ async def test_new_weights_reach_every_replica_and_are_current(world: World) -> 
 
 
 @in_world()
-async def test_a_version_that_cannot_be_made_current_on_disk_is_served_nowhere(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_version_not_current_on_disk_is_served_nowhere(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_versions: Versions, version: Version) -> None:
         assert not any(replica.loaded.version == version.version and not replica.is_on_trial for replica in replicas)
         raise OSError("no space left")
@@ -298,8 +295,7 @@ async def test_weights_without_a_visible_change_are_served_with_a_warning(world:
     assert (await world.push(3, changed(weights(2.0)))).warnings == [], "the weights are the same"
     assert (await world.store.roll_back(2, None, SwitchOptions())).warnings == []
     for name in (None, "run-b"):
-        update = await world.push(5, adapter(), kind="adapter", name=name)
-        assert update.warnings == [NO_EFFECT_OF_ADAPTER]
+        assert (await world.push(5, adapter(), kind="adapter", name=name)).warnings == [NO_EFFECT_OF_ADAPTER]
     replica.changes_nothing = False
     assert (await world.push(6, adapter(2.0), kind="adapter", name="run-b")).warnings == []
 

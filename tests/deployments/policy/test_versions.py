@@ -101,8 +101,7 @@ def test_files_that_a_dead_store_left_are_removed_at_the_next_start(tmp_path: Pa
         (tmp_path / leftover).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / leftover).write_bytes(b"half")
     (tmp_path / "versions" / "0.safetensors").write_bytes(b"initial")
-    after = versions_in(tmp_path)
-    assert after.all == [info(1)]
+    assert versions_in(tmp_path).all == [info(1)]
     assert files(tmp_path) == {"versions.json", "versions/0.safetensors", "versions/1.safetensors"}
 
 

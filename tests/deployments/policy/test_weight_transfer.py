@@ -176,9 +176,7 @@ async def test_a_list_without_an_entry_for_each_worker_is_refused(world: World) 
 
 
 @in_world()
-async def test_a_replica_that_cannot_meet_the_trainer_leaves_nothing_met(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_replica_without_the_trainer_leaves_nothing_met(world: World, caplog: pytest.LogCaptureFixture) -> None:
     replica, other = await serving(world, 1, 1)
     await meet(world, 3)
     replica.at[InitTransfer] = "error"

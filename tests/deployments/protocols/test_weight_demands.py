@@ -39,9 +39,7 @@ def test_older_weights_than_demanded_are_refused(demanded: GenerationRequest) ->
         (replace(request(), policy="run-b"), "a"),
     ],
 )
-def test_in_a_rolling_activation_each_admits_what_its_version_may_make(
-    demanded: GenerationRequest, admitted: str
-) -> None:
+def test_while_rolling_each_admits_what_its_version_may_make(demanded: GenerationRequest, admitted: str) -> None:
     rolling = RollingActivation(before=5, version=6, replicas=frozenset("b"))
     assert [replica for replica in "ab" if rolling.admits(replica, demanded)] == list(admitted)
 

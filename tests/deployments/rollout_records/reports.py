@@ -31,8 +31,7 @@ class Sampler:
     ) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
         """The record, the logits of each place, and the tokens. `noise` is that of the replica's own logits."""
         logits = self.random.normal(0, 2, (tokens, VOCABULARY))
-        own = (logits + noise * self.random.normal(0, 1, logits.shape)) / self.temperature
-        logprobs = log_softmax(own)
+        logprobs = log_softmax((logits + noise * self.random.normal(0, 1, logits.shape)) / self.temperature)
         chosen = np.array([self.random.choice(VOCABULARY, p=np.exp(row)) for row in logprobs])
         sampled = logprobs[np.arange(tokens), chosen]
         return record_of(name, chosen, sampled, replica, version, group, self.temperature), logits, chosen

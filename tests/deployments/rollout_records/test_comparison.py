@@ -24,9 +24,7 @@ def test_no_tokens_agree() -> None:
 
 
 @given(sizes, st.integers(0, 29), st.floats(-1e9, 1e9))
-def test_one_token_moves_the_mean_by_nine_over_their_number_at_most(
-    differences: list[float], place: int, other: float
-) -> None:
+def test_a_token_moves_a_mean_by_at_most_9_over_the_number(differences: list[float], place: int, other: float) -> None:
     changed = list(differences)
     changed[place % len(changed)] = other
     moved = abs(Sums.of(changed).mean_ratio - Sums.of(differences).mean_ratio)

@@ -61,9 +61,7 @@ def test_one_token_of_many_that_parts_is_no_finding(parts_by: float) -> None:
         (1.0, 0.6, 20),
     ],
 )
-def test_another_temperature_at_the_trainer_is_told_with_its_value(
-    sampled_at: float, trained_at: float, one_part: int
-) -> None:
+def test_another_trainer_temperature_is_told_by_value(sampled_at: float, trained_at: float, one_part: int) -> None:
     def trainer(logits: np.ndarray, number: int) -> np.ndarray:
         trained = log_softmax(logits / trained_at)
         trained[3] -= one_part * (number % 2)
@@ -73,8 +71,7 @@ def test_another_temperature_at_the_trainer_is_told_with_its_value(
     assert found.kind == "wrong_temperature"
     assert f"sampled was at {sampled_at:g}" in found.message
     if sampled_at == 1.0 and not one_part:
-        told = float(found.message.split("temperature near ")[1].split(",")[0])
-        assert told == pytest.approx(trained_at, rel=0.2)
+        assert float(found.message.split("temperature near ")[1].split(",")[0]) == pytest.approx(trained_at, rel=0.2)
 
 
 def test_other_weights_at_the_trainer_are_told_with_the_sampled_version() -> None:
@@ -89,8 +86,7 @@ def test_a_trainer_that_has_one_version_of_several_is_told_which() -> None:
     for number in range(ROLLOUTS):
         is_old = number % 2 == 0
         record, logits, chosen = sampler.rollout(f"r{number}", version="3" if is_old else "4")
-        trained = logits + random.normal(0, 0.7, logits.shape) * is_old
-        ledger.add(reported(record, log_softmax(trained), chosen), "")
+        ledger.add(reported(record, log_softmax(logits + random.normal(0, 0.7, logits.shape) * is_old), chosen), "")
     [found] = ledger.look(0.0)[0]
     assert found.kind == "wrong_version"
     assert "tokens of version 4 agree, those of 3 do not" in found.message
@@ -178,9 +174,7 @@ def test_other_token_ids_are_told_with_the_first_that_differs(theirs: list[int],
 
 
 @pytest.mark.parametrize(("start", "given", "compared_tokens"), [(3, 2, [0, 1]), (1, 4, [0, 1]), (4, 4, [1, 2])])
-def test_a_report_that_says_where_it_starts_may_leave_out_the_rest(
-    start: int, given: int, compared_tokens: list[int]
-) -> None:
+def test_a_report_that_says_its_start_may_omit_the_rest(start: int, given: int, compared_tokens: list[int]) -> None:
     log = np.array([np.nan] * PROMPT + [-1.5, -2.25, -3.125] + [np.nan] * 2)
     own_ids = np.array([1, 1, 1, 5, 6, 7, 2, 2])[: start + given]
     report = TrainerReport("r0", log[start : start + given], token_ids=own_ids, start=start)
@@ -200,8 +194,6 @@ def test_a_report_that_says_where_it_starts_may_leave_out_the_rest(
         ([-1.0] * 3, 6, "3 logprobs from token 6 on for a rollout of 8 tokens"),
     ],
 )
-def test_a_report_that_does_not_fit_is_refused_with_the_counts(
-    given: list[float], start: int | None, message: str
-) -> None:
+def test_a_report_that_misfits_is_refused_with_the_counts(given: list[float], start: int | None, message: str) -> None:
     with pytest.raises(ReportRefused, match=message):
         compared(RECORD, TrainerReport("r0", np.array(given), start=start), LATEST)

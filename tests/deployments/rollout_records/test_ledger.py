@@ -118,8 +118,7 @@ def test_a_trainer_that_is_wrong_is_told_and_another_ones_trainer_is_not() -> No
     for number in range(80):
         owner = ("anna", "ben")[number % 2]
         record, logits, chosen = sampler.rollout(f"r{number}")
-        trained = log_softmax(logits / 0.5 if owner == "anna" else logits)
-        ledger.add(reported(record, trained, chosen), owner)
+        ledger.add(reported(record, log_softmax(logits / 0.5 if owner == "anna" else logits), chosen), owner)
     assert [finding.kind for finding in ledger.look(0.0)[0]] == ["wrong_temperature"]
     assert [finding.kind for finding in ledger.findings("anna")] == ["wrong_temperature"]
     assert ledger.findings("ben") == []
@@ -131,8 +130,7 @@ def test_policies_of_one_owner_have_trainers_of_their_own(further: int, finds: i
     for number in range(80 + further):
         record, logits, chosen = sampler.rollout(f"r{number}")
         record["policy"] = "ab"[number % 2] if number < 80 else f"further {number}"
-        trained = log_softmax(logits / 0.5 if record["policy"] == "a" else logits)
-        ledger.add(reported(record, trained, chosen), "")
+        ledger.add(reported(record, log_softmax(logits / 0.5 if record["policy"] == "a" else logits), chosen), "")
     found = ledger.look(0.0)[0]
     assert [finding.kind for finding in found] == ["wrong_temperature"] * finds, "the oldest ones go"
     for finding in found:

@@ -203,7 +203,5 @@ SAMPLED = np.full(LEAST_TOKENS, -1.0)
         ((float("nan"), 0.2, 0.0, 0.0), IN_FAVOUR),
     ],
 )
-def test_a_rollout_speaks_against_a_replica_that_parts_from_two_others(
-    off: tuple[float, float, float, float], said: Vote
-) -> None:
+def test_a_rollout_accuses_a_replica_that_parts_from_two(off: tuple[float, float, float, float], said: Vote) -> None:
     assert votes(*(SAMPLED + one for one in off)).item() == said

@@ -23,9 +23,7 @@ def context(in_progress_by_replica: dict[str, int]) -> Any:
 @pytest.mark.parametrize(
     ("in_progress", "replicas"), [({"a": 192}, 1), ({"a": 384, "b": 384}, 4), ({"a": 0, "b": 0}, 0), ({"a": 96}, 0.5)]
 )
-def test_the_replicas_are_as_many_as_have_the_target_in_progress_each(
-    in_progress: dict[str, int], replicas: float
-) -> None:
+def test_replicas_are_as_many_as_have_the_target_in_progress(in_progress: dict[str, int], replicas: float) -> None:
     assert by_requests_in_progress(context(in_progress)) == (replicas, {})
 
 

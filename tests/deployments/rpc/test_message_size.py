@@ -63,9 +63,7 @@ def test_a_step_request_is_not_much_larger_than_estimated(contents: list[str], e
 
 
 @given(TEXTS, st.none() | st.dictionaries(st.text(max_size=20), JSON, max_size=4), st.none() | TEXTS)
-def test_a_step_result_is_not_much_larger_than_estimated(
-    content: str, metadata: dict[str, Any] | None, answer: str | None
-) -> None:
+def test_results_hardly_exceed_the_estimate(content: str, metadata: dict[str, Any] | None, answer: str | None) -> None:
     result = StepOutcome({"role": "user", "content": content}, 1.0, True, metadata, ["stop"], answer)
     assert len(pickle.dumps(result)) <= 1.5 * bytes_of_step_result(result) + OVERHEAD_BYTES
 

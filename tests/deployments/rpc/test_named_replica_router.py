@@ -33,8 +33,7 @@ def choices(session_id: str) -> tuple[list[list[Any]], bool]:
     pending: Any = SimpleNamespace(
         metadata=SimpleNamespace(session_id=session_id), routing_context=SimpleNamespace(should_backoff=False)
     )
-    groups = asyncio.run(Router().choose_replicas(REPLICAS, pending))
-    return groups, pending.routing_context.should_backoff
+    return asyncio.run(Router().choose_replicas(REPLICAS, pending)), pending.routing_context.should_backoff
 
 
 @pytest.mark.parametrize(

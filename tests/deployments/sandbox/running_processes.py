@@ -5,6 +5,4 @@ import psutil
 
 def is_running(token: str) -> bool:
     """Whether a process of this machine has the token among its arguments."""
-    return any(
-        token in argument for each in psutil.process_iter(["cmdline"]) for argument in each.info["cmdline"] or ()
-    )
+    return any(token in word for each in psutil.process_iter(["cmdline"]) for word in each.info["cmdline"] or ())

@@ -31,8 +31,7 @@ print(input(), sys.argv[1:], helper.WORD, len(open('data/numbers.bin', 'rb').rea
 print('err', file=sys.stderr)
 sys.exit(3)
 """
-    program = Program(source, stdin="grüße", arguments=("a", "b c"))
-    outcome = asyncio.run(sandbox.run(program, files))
+    outcome = asyncio.run(sandbox.run(Program(source, stdin="grüße", arguments=("a", "b c")), files))
     assert (outcome.ended_by, outcome.exit_code) == ("exit", 3)
     assert (outcome.stdout, outcome.stderr) == ("grüße ['a', 'b c'] hello 76800\n", "err\n")
 
@@ -117,8 +116,7 @@ def test_output_is_cut_at_its_limit_to_the_byte(sandbox: LocalSandbox) -> None:
 
 async def test_a_run_that_nobody_waits_for_is_ended(sandbox: LocalSandbox) -> None:
     token = secrets.token_hex(8)
-    program = Program("import time\ntime.sleep(99)", arguments=(token,))
-    task = asyncio.create_task(sandbox.run(program, {}, Limits()))
+    task = asyncio.create_task(sandbox.run(Program("import time\ntime.sleep(99)", arguments=(token,)), {}, Limits()))
     while not is_running(token):
         await asyncio.sleep(0.01)
     task.cancel()

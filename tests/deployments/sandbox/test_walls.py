@@ -56,7 +56,6 @@ def test_no_user_id_is_leased_twice_and_each_can_be_leased_again(monkeypatch: py
     all_ids = set(range(FIRST_UID, LAST_UID + 1))
     for _ in range(2):
         with ExitStack() as closing:
-            leased = {closing.enter_context(leased_uid()) for _ in range(300)}
-            assert len(leased & all_ids) == 300
+            assert len({closing.enter_context(leased_uid()) for _ in range(300)} & all_ids) == 300
             with pytest.raises(SandboxLost, match="All 478 user ids for sandboxes are taken"):
                 [closing.enter_context(leased_uid()) for _ in range(300)]

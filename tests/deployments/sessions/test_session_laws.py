@@ -96,8 +96,7 @@ class Agent:
         for made in self.engine.finish(prepared, *replies):
             origins = [*asked.origins, made.id]
             self.said[CONTEXTS.index(asked.context), tuple(origins)] = made.id
-            sent = self.draw(FORMS)(dict(made.message))
-            self.conversations.append(asked.with_response(sent, made.id))
+            self.conversations.append(asked.with_response(self.draw(FORMS)(dict(made.message)), made.id))
 
     def _reply(self) -> Reply:
         if not self._has_tools:

@@ -50,9 +50,7 @@ SENT_BACK = {
 
 @pytest.mark.parametrize("reply", [THOUGHTFUL, SPELLED], ids=["canonical", "spelled"])
 @pytest.mark.parametrize(("form", "fields"), SENT_BACK.values(), ids=SENT_BACK.keys())
-def test_a_generated_message_in_another_form_keeps_its_ids(
-    engine: FakeEngine, form: Any, fields: list[str], reply: Reply
-) -> None:
+def test_a_message_in_other_forms_keeps_its_ids(engine: FakeEngine, form: Any, fields: list[str], reply: Reply) -> None:
     made = engine.call([SYSTEM, QUESTION], reply)
     prepared = engine.prepare([SYSTEM, QUESTION, form(dict(made.message)), NEXT])
     bridge = engine.renderer.encode("\n<|im_start|>user\nAnd 3?<|im_end|>\n<|im_start|>assistant\n")
@@ -73,8 +71,7 @@ EDITS = {
 def test_an_edited_response_starts_a_branch_after_the_one_before(engine: FakeEngine, edit: Any) -> None:
     first = engine.call([QUESTION], Reply("3"))
     second = engine.call([QUESTION, first.message, NEXT], THOUGHTFUL)
-    messages = [QUESTION, first.message, NEXT, edit(dict(second.message)), QUESTION]
-    prepared = engine.prepare(messages)
+    prepared = engine.prepare([QUESTION, first.message, NEXT, edit(dict(second.message)), QUESTION])
     assert (prepared.plan.covered, prepared.plan.after is not None) == (2, True)
     assert [(one.message, one.action) for one in prepared.plan.drift] == [(3, "new_branch")]
     third = engine.finish(prepared, Reply("5"))[0]
@@ -99,12 +96,10 @@ def test_a_retry_is_a_second_response_to_one_prompt_that_is_held_once(engine: Fa
 
 
 def test_equal_parallel_responses_are_told_apart_by_ids_of_tool_calls(engine: FakeEngine) -> None:
-    prepared = [engine.prepare([QUESTION]) for _ in range(2)]
-    one, other = (engine.finish(each, THOUGHTFUL)[0] for each in prepared)
+    one, other = (engine.finish(each, THOUGHTFUL)[0] for each in [engine.prepare([QUESTION]) for _ in range(2)])
     for made in (one, other, one):
         result = {"role": "tool", "content": "3", "tool_call_id": made.message["tool_calls"][0]["id"]}
-        plan = engine.record.plan([QUESTION, made.message, result], PLAIN)
-        assert engine.record.generated_at(plan.after) is made
+        assert engine.record.generated_at(engine.record.plan([QUESTION, made.message, result], PLAIN).after) is made
 
 
 def test_of_equal_responses_the_longest_continued_one_goes_on(engine: FakeEngine) -> None:
@@ -118,8 +113,7 @@ def test_of_equal_responses_the_longest_continued_one_goes_on(engine: FakeEngine
 def test_a_prompt_of_token_ids_continues_its_longest_generated_beginning(engine: FakeEngine) -> None:
     first = engine.call([QUESTION], Reply("3"))
     again = engine.call([QUESTION], Reply("3"))
-    second = engine.call([QUESTION, first.message, NEXT], Reply("6"))
-    for made, covered in ((again, 2), (second, 4)):
+    for made, covered in ((again, 2), (engine.call([QUESTION, first.message, NEXT], Reply("6")), 4)):
         ids = [*engine.prompts[made.id], *made.token_ids]
         for rest in ([1], []):
             plan = engine.record.plan(TokenPrompt([*ids, *rest]), PLAIN)
@@ -172,8 +166,7 @@ def test_messages_that_are_nested_too_deeply_are_refused(engine: FakeEngine) -> 
 def test_arguments_that_are_no_object_are_the_empty_one(engine: FakeEngine, arguments: Any) -> None:
     engine.call([QUESTION], THOUGHTFUL)
     edited = assistant("\ud800", tool_calls=[call("x", arguments), {}])
-    prepared = engine.record.plan([QUESTION, edited, NEXT], PLAIN)
-    assert [one.action for one in prepared.drift] == ["new_branch"]
+    assert [one.action for one in engine.record.plan([QUESTION, edited, NEXT], PLAIN).drift] == ["new_branch"]
     assert response_key(edited) == response_key(assistant(" \ud800", tool_calls=[call("y", {}), {}]))
 
 

@@ -101,8 +101,7 @@ async def test_a_store_that_was_replaced_writes_no_more(open_storage: Open) -> N
     with pytest.raises(StoreReplaced):
         await old.apply([StoredChange("j", b"late")])
     await new.apply([StoredChange("k", b"r")])
-    third = open_storage()
-    assert {loaded.record for loaded in await third.take_over()} == {b"early", b"r"}
+    assert {loaded.record for loaded in await open_storage().take_over()} == {b"early", b"r"}
 
 
 async def test_jobs_and_sessions_in_one_place_know_nothing_of_each_other(open_storage: Open) -> None:

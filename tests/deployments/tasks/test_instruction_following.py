@@ -78,13 +78,9 @@ def test_all_instructions_must_be_followed_unless_their_share_counts(
     assert judged(environments["all"], followed)[0].reward == 1.0
 
 
-def test_an_empty_reply_follows_nothing_and_reasoning_is_not_judged(
-    environments: dict[str, InstructionFollowingEnvironment],
-) -> None:
+def test_empty_replies_and_reasoning_follow_nothing(environments: dict[str, InstructionFollowingEnvironment]) -> None:
     replies = ("", "<think>Well, yes, so", "<think>Well, yes</think>No")
-    rewards = [
-        outcome.reward for outcome in judged(environments["all"], *(row(r, punctuation__no_comma={}) for r in replies))
-    ]
+    rewards = [one.reward for one in judged(environments["all"], *(row(r, punctuation__no_comma={}) for r in replies))]
     assert rewards == [0.0, 0.0, 1.0]
 
 

@@ -36,8 +36,7 @@ def test_the_judge_sees_conversation_rubric_and_reference_and_no_reasoning() -> 
     info = {"rubric": "Is short.", "reference": "Rayleigh."}
     play(environment, ["<think>secret</think>Light scatters."], {**SAMPLE, "extra_env_info": info})
     text = judge.asked[0][0][0]["content"]
-    data = json.loads(text.split("\nBEGIN ")[1].split("\n", 1)[1].split("\nEND ")[0])
-    assert data == {
+    assert json.loads(text.split("\nBEGIN ")[1].split("\n", 1)[1].split("\nEND ")[0]) == {
         "conversation": [{"role": "user", "content": "Why is the sky blue?"}],
         "reply": "Light scatters.",
         "reference": "Rayleigh.",

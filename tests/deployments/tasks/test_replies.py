@@ -96,5 +96,4 @@ def test_code_comes_out_of_every_fence_as_it_was_put_in(
     mark, indent = character * length, " " * len(before)
     code = "".join(f"{line}\n" for line in ["x", *lines])
     inside = "".join(f"{indent}{line}\n" for line in code.splitlines())
-    reply = f"{before}{mark}py\n{inside}" + f"{indent}{mark}\n```\n" * is_closed
-    assert last_code_block(reply) == code
+    assert last_code_block(f"{before}{mark}py\n{inside}" + f"{indent}{mark}\n```\n" * is_closed) == code

@@ -105,8 +105,7 @@ def test_long_documents_are_cut(corpus: Path) -> None:
 def test_answers_are_compared_without_case_punctuation_and_articles(
     environment: RetrievalEnvironment, reply: str, truth: str, reward: float
 ) -> None:
-    question = {**QUESTION, "extra_env_info": {"answers": [truth]}}
-    assert play(environment, [reply], question).total_reward == reward
+    assert play(environment, [reply], {**QUESTION, "extra_env_info": {"answers": [truth]}}).total_reward == reward
 
 
 def test_examples_of_a_given_corpus_ask_for_a_document(environment: RetrievalEnvironment) -> None:

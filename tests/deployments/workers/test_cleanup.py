@@ -40,9 +40,7 @@ def test_what_a_dead_replica_left_is_freed_and_all_else_stays(tmp_path: Path) ->
     assert {file.name for file in tmp_path.iterdir()} == set(others)
 
 
-def test_the_folder_of_a_killed_replica_is_removed_and_all_else_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_replicas_folder_goes_and_all_else_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.workers.cleanup.LONGEST_ADDRESS", 1000)
     # Fork servers of this process shall not have their sockets there.
     told: dict[str, str] = {}

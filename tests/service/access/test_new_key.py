@@ -21,8 +21,7 @@ def made(*arguments: str) -> Result:
 def test_a_key_is_printed_and_its_hash_is_in_a_file_of_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     first = made("team", "--scope", "rollout", "--scope", "read", "--file", str(path))
-    second = made("other", "--scope", "admin", "--file", str(path))
-    keys = [result.stdout.strip() for result in (first, second)]
+    keys = [result.stdout.strip() for result in (first, made("other", "--scope", "admin", "--file", str(path)))]
     assert [parsed_keys(path.read_bytes()).caller_with(key) for key in keys] == [
         Caller("team", frozenset({"rollout", "read"})),
         Caller("other", frozenset({"admin"})),
@@ -50,9 +49,7 @@ def test_without_the_name_of_a_file_it_is_keys_yaml(tmp_path: Path, monkeypatch:
     ("arguments", "message"),
     [(("a b", "--scope", "read"), "keys.0.name"), (("team", "--scope", "root"), "keys.0.scopes.0")],
 )
-def test_a_wrong_entry_is_refused_and_no_file_is_written(
-    arguments: tuple[str, ...], message: str, tmp_path: Path
-) -> None:
+def test_a_wrong_entry_is_refused_and_nothing_written(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
     result = made(*arguments, "--file", str(tmp_path / "keys.yaml"))
     assert result.exit_code == 2
     assert message in result.stderr

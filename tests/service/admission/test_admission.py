@@ -51,9 +51,7 @@ def refused_now(raised: pytest.ExceptionInfo[RequestProblem]) -> tuple[str, str]
         (request_of(sampling={"max_new_tokens": 900}), MAX_MODEL_LEN),
     ],
 )
-def test_a_rollout_counts_with_the_most_tokens_that_its_request_allows(
-    request_: RolloutRequest, tokens_a_rollout: int
-) -> None:
+def test_a_rollout_counts_with_the_most_tokens_it_may_make(request_: RolloutRequest, tokens_a_rollout: int) -> None:
     assert admission().amounts_of(request_) == Amounts(rollouts=1, tokens=tokens_a_rollout)
 
 
@@ -170,8 +168,7 @@ def test_ingress_replicas_together_give_a_key_no_more_than_its_quota(
     with ExitStack() as held:
         for replica, rollouts in requests:
             with suppress(RequestProblem):
-                admitted = held.enter_context(ingresses[replica % replicas].admitted(0, mine))
-                admitted.hold_rollouts(request_of(rollouts))
+                held.enter_context(ingresses[replica % replicas].admitted(0, mine)).hold_rollouts(request_of(rollouts))
         # Below one rollout for each ingress replica the quota could not be shared.
         assert sum(ingress.in_flight.rollouts for ingress in ingresses) <= max(quota, replicas)
 

@@ -251,8 +251,7 @@ async def test_calls_of_a_deleted_session_are_aborted() -> None:
 
 async def test_a_session_for_which_there_is_no_room_is_a_run_to_be_made_again() -> None:
     service = Service(settings=SessionsSettings(max_bytes=1))
-    run = await service.run()
-    assert isinstance(run.failure, Overloaded)
+    assert isinstance((await service.run()).failure, Overloaded)
     assert not service.program.requests
 
 

@@ -107,9 +107,7 @@ def test_no_other_method_leads_past_the_key(keyed: KeyedHttp, method: str, path:
     assert refused(keyed, method, path).status_code in (401, 405)
 
 
-def test_every_guess_is_compared_with_every_key_in_constant_time(
-    keyed: KeyedHttp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_guesses_are_compared_with_all_keys_in_constant_time(keyed: KeyedHttp, monkeypatch: pytest.MonkeyPatch) -> None:
     """A guess that is right, or nearly, is compared as often as any other, and never by `==`."""
     compared: list[tuple[int, int]] = []
     compare = hmac.compare_digest

@@ -25,8 +25,7 @@ MANY = {"samples": [SAMPLE], "num_generations": 4}
 
 
 def keyed(folder: Path, generator: ScriptedGenerator | None = None, max_rollouts: int | None = None) -> KeyedHttp:
-    fields = {"rollout": {"max_rollouts": max_rollouts}}
-    return KeyedHttp(folder, fields, limits=RequestLimits(), generator=generator)
+    return KeyedHttp(folder, {"rollout": {"max_rollouts": max_rollouts}}, limits=RequestLimits(), generator=generator)
 
 
 def post(service: KeyedHttp, body: Any, **headers: str) -> httpx.Response:
@@ -82,8 +81,7 @@ def test_many_requests_at_once_get_the_quota_and_leaving_frees_it(tmp_path: Path
         # One connection each, with what some count their callers by.
         client = httpx.Client(base_url=url)
         own = {"x-forwarded-for": f"10.0.0.{number}", "x-request-id": f"{number}", "user-agent": f"{number}"}
-        request = client.build_request("POST", "/rollout", json=MANY, headers=headers | own)
-        response = client.send(request, stream=True)
+        response = client.send(client.build_request("POST", "/rollout", json=MANY, headers=headers | own), stream=True)
         return response.status_code, client, response
 
     with served(service.service.app) as url, ThreadPoolExecutor(20) as pool:

@@ -70,9 +70,7 @@ def test_every_route_states_its_scope_in_the_openapi_document() -> None:
         for name, operation in OPERATIONS.items()
         if operation["security"] and name not in OF_A_SESSION
     }
-    assert {name for name, operation in OPERATIONS.items() if operation["security"] == [{"SessionKey": []}]} == (
-        OF_A_SESSION
-    )
+    assert {name for name, one in OPERATIONS.items() if one["security"] == [{"SessionKey": []}]} == OF_A_SESSION
     assert stated == {name: [scope] for name, scope in NEEDED.items()}
     assert {name for name, operation in OPERATIONS.items() if operation["security"] == []} == set(OPEN)
     assert DOCUMENT["components"]["securitySchemes"]["Key"]["scheme"] == "bearer"
@@ -113,9 +111,7 @@ def test_trainers_need_the_scope_of_what_they_do(tmp_path: Path) -> None:
         needed = "read" if "GET" in route.methods else "rollout" if "session" in route.path else "policy"
         refused = call(keyed.service, name, None, prefix="")
         assert (refused.status_code, refused.json()["error"]["code"]) == (401, 401)
-        answers = {
-            scope: call(keyed.service, name, keyed.bearer(scope)["authorization"], prefix="") for scope in SCOPES
-        }
+        answers = {own: call(keyed.service, name, keyed.bearer(own)["authorization"], prefix="") for own in SCOPES}
         allowed = {scope for scope, answer in answers.items() if answer.status_code != 403}
         assert allowed == {needed, "admin"}, name
 

@@ -42,8 +42,7 @@ def test_the_web_page_of_another_site_is_refused_where_no_key_is_asked_for(origi
 
 
 def test_the_services_own_page_may_use_it() -> None:
-    headers = [("host", "localhost:8000"), ("origin", "http://LOCALHOST:8000")]
-    assert answer(ON_LOOPBACK, headers).status_code == 200
+    assert answer(ON_LOOPBACK, [("host", "localhost:8000"), ("origin", "http://LOCALHOST:8000")]).status_code == 200
 
 
 def test_behind_a_guard_the_origin_is_the_guards_matter() -> None:

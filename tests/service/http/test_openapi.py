@@ -93,8 +93,7 @@ def test_every_route_is_documented_under_v1_and_has_an_alias() -> None:
     routes = [route for route in ScriptedHttp().app.routes if isinstance(route, APIRoute)]
     routes = [route for route in routes if not {"tinker", "trainers"} & {*route.tags}]
     documented = {(route.path, *route.methods) for route in routes if route.include_in_schema}
-    aliases = {(f"/v1{route.path}", *route.methods) for route in routes if not route.include_in_schema}
-    assert documented == aliases
+    assert documented == {(f"/v1{route.path}", *route.methods) for route in routes if not route.include_in_schema}
     assert {path.replace(":path}", "}") for path, *_ in documented} == set(DOCUMENT["paths"])
 
 
@@ -103,15 +102,12 @@ def test_every_json_body_has_a_type_and_the_examples_fit_theirs(name: str) -> No
     operation = OPERATIONS[name]
     requests = [operation["requestBody"]["content"]] if "requestBody" in operation else []
     responses = [response["content"] for response in operation["responses"].values() if "content" in response]
-    described = [
-        content[kind] for content in [*requests, *responses] for kind in (JSON, PROBLEM_JSON) if kind in content
-    ]
+    described = [content[one] for content in [*requests, *responses] for one in (JSON, PROBLEM_JSON) if one in content]
     assert described
     for body in described:
         assert body["schema"]
         if "example" in body:
-            schema = {**body["schema"], "components": DOCUMENT["components"]}
-            OAS31Validator(schema).validate(body["example"])
+            OAS31Validator({**body["schema"], "components": DOCUMENT["components"]}).validate(body["example"])
     for content in requests:
         assert JSON not in content or "example" in content[JSON]
 
@@ -154,8 +150,7 @@ def generated_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         overwrite=False,
         output_path=package,
     )
-    errors = generate(config=config)
-    assert [f"{error.header}: {error.detail}" for error in errors if error.level.name == "ERROR"] == []
+    assert [f"{error.header}: {error.detail}" for error in generate(config=config) if error.level.name == "ERROR"] == []
     sys.path.insert(0, str(folder))
     try:
         yield importlib.import_module("generated_rollout_client.models")

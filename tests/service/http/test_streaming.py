@@ -24,7 +24,6 @@ def test_each_part_is_made_in_a_thread() -> None:
         assert response.media_type == "text/plain"
         return [part async for part in response.body_iterator]
 
-    found = asyncio.run(sent())
-    assert [(type(part), part) for part in found] == [(bytes, b"abc"), (bytes, b""), (bytes, b"def")]
+    assert [(type(part), part) for part in asyncio.run(sent())] == [(bytes, b"abc"), (bytes, b""), (bytes, b"def")]
     assert len(threads) == 3
     assert threading.get_ident() not in threads

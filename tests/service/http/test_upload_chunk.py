@@ -74,9 +74,7 @@ def test_a_body_is_refused_once_it_is_over_the_bound(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("end", "forwarded"), [(6, 4), (8, 8), (20, 12)])
-def test_a_body_of_another_length_than_its_range_is_damaged(
-    monkeypatch: pytest.MonkeyPatch, end: int, forwarded: int
-) -> None:
+def test_a_body_not_as_long_as_its_range_is_damaged(monkeypatch: pytest.MonkeyPatch, end: int, forwarded: int) -> None:
     monkeypatch.setattr(upload_chunk, "FORWARDED_BYTES", 4)
     got = list[bytes]()
 

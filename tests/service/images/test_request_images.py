@@ -162,8 +162,7 @@ def test_a_data_url_is_read_strictly(url: str, says: str) -> None:
 
 
 def test_a_large_data_url_is_refused_before_it_is_decoded() -> None:
-    exact = Images(max_image_bytes=len(RED))
-    assert images_of(exact.named(request_of([data_url(RED)]))) == [[name_of_image(RED)]]
+    assert images_of(Images(max_image_bytes=len(RED)).named(request_of([data_url(RED)]))) == [[name_of_image(RED)]]
     [(_, message)] = Images(max_image_bytes=len(RED) - 1).problems(request_of([data_url(RED)]))
     assert message.startswith(f"it has {len(RED)} bytes, and images.max_image_bytes allows {len(RED) - 1}")
     not_base64 = "data:image/png;base64," + "*" * 4_000
@@ -202,9 +201,7 @@ def test_a_service_without_images_names_each_that_it_refuses() -> None:
 
 
 @given(st.lists(st.lists(st.sampled_from([RED, BLUE, GREEN, b"bad"]), max_size=4), min_size=1, max_size=5), st.data())
-def test_either_all_images_are_named_or_all_bad_ones_are_reported(
-    shown: list[list[bytes]], data: st.DataObject
-) -> None:
+def test_all_images_are_named_or_all_bad_ones_are_reported(shown: list[list[bytes]], data: st.DataObject) -> None:
     by_name = {name for name in (RED, BLUE, GREEN) if data.draw(st.booleans())}
     images = Images()
 

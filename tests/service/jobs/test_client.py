@@ -41,9 +41,7 @@ async def streamed(client: AsyncRolloutClient) -> None:
 
 
 @pytest.mark.parametrize("call", [whole, streamed])
-async def test_a_call_with_a_key_that_is_cancelled_ends_its_run(
-    call: Callable[[AsyncRolloutClient], Awaitable[None]],
-) -> None:
+async def test_a_cancelled_call_with_a_key_ends_its_run(call: Callable[[AsyncRolloutClient], Awaitable[None]]) -> None:
     cluster = slow_cluster()
     calling = asyncio.ensure_future(call(cluster.client(0)))
     await asyncio.sleep(2)

@@ -212,8 +212,7 @@ async def test_a_job_whose_data_have_changed_fails() -> None:
     data.version = 2
     cluster.kill(0)
     assert (await cluster.ended(job.job_id))["state"] == "failed"
-    last = (await cluster.events(job.job_id))[-1]
-    assert last["problem"]["errors"][0]["field"] == "samples_from[0].revision"
+    assert (await cluster.events(job.job_id))[-1]["problem"]["errors"][0]["field"] == "samples_from[0].revision"
 
 
 async def test_a_job_of_posted_samples_has_no_cursor() -> None:
@@ -231,9 +230,7 @@ ranges_with_holes = st.lists(
 
 
 @given(ranges_with_holes, st.data())
-def test_what_was_delivered_and_what_is_left_are_the_whole(
-    drawn: list[tuple[int, list[bool]]], data: st.DataObject
-) -> None:
+def test_the_delivered_and_the_left_are_the_whole(drawn: list[tuple[int, list[bool]]], data: st.DataObject) -> None:
     ranges = [SampleRange(task_name="t", start=start, count=len(holes)) for start, holes in drawn]
     before = [place for place, is_hole in enumerate(hole for _, holes in drawn for hole in holes) if is_hole]
     with_holes = list(_ranges_without(ranges, before))
@@ -243,8 +240,7 @@ def test_what_was_delivered_and_what_is_left_are_the_whole(
     ledger = {("ledger", 0): ranges_entry(with_holes)}
     ledger |= {("ledger", event): b"%d" % group for event, group in enumerate(groups, start=1)}
     cursor = cursor_of("j", len(groups), ledger)  # type: ignore[arg-type]
-    left = places_of(cursor.samples_from)
-    assert sorted([*left, *(places[group] for group in groups)]) == sorted(places)
+    assert sorted([*places_of(cursor.samples_from), *(places[group] for group in groups)]) == sorted(places)
 
 
 def places_of(ranges: list[SampleRange]) -> list[tuple[int, int]]:

@@ -21,8 +21,7 @@ def cluster_with_records() -> ScriptedIngresses:
 
 async def test_a_job_of_forks_goes_on_without_the_record_of_their_parent() -> None:
     cluster = cluster_with_records()
-    answer = (await cluster.post(0, {"samples": [PLAYED], "max_rollout_turns": 2})).json()
-    parent = answer["samples"][0]["rollout_id"]
+    parent = (await cluster.post(0, {"samples": [PLAYED], "max_rollout_turns": 2})).json()["samples"][0]["rollout_id"]
     body = {"samples": [{"task_name": "task", "fork": {"rollout": parent, "turn": 0}}], "max_rollout_turns": 4}
     job_id = await cluster.submit(body)
     await asyncio.sleep(15)

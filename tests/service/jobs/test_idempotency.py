@@ -26,8 +26,7 @@ def without_request_id(response: httpx.Response) -> dict[str, Any]:
 
 async def test_a_request_with_a_key_has_the_answer_of_one_without() -> None:
     plain = await ScriptedIngresses().post(0, REQUEST)
-    cluster = ScriptedIngresses()
-    keyed = await cluster.post(0, REQUEST, idempotency_key='"k"')
+    keyed = await ScriptedIngresses().post(0, REQUEST, idempotency_key='"k"')
     assert (plain.status_code, keyed.status_code) == (200, 200)
     expected, found = without_request_id(plain), without_request_id(keyed)
     # Their order is that in which rollouts end.
@@ -43,8 +42,7 @@ async def test_a_request_posted_again_attaches_to_the_running_one() -> None:
     cluster = ScriptedIngresses()
     first = asyncio.create_task(cluster.post(0, REQUEST, idempotency_key='"k"'))
     await asyncio.sleep(1)
-    again = await cluster.post(1, REQUEST, idempotency_key='"k"')
-    assert again.content == (await first).content
+    assert (await cluster.post(1, REQUEST, idempotency_key='"k"')).content == (await first).content
     generations = [request.generation_id for request in cluster.generator.requests]
     assert len(generations) == len(set(generations))
     assert len({generation.rpartition("-")[0].split("-")[1] for generation in generations}) == 1, "all of one run"
@@ -122,8 +120,7 @@ async def test_only_so_many_callers_gather_the_answer_of_one_key_at_once() -> No
     assert refused.json()["type"] == "urn:rollout:problem:overloaded"
     streams = cluster.post(0, REQUEST, idempotency_key="k", accept="application/x-ndjson")
     elsewhere = cluster.post(1, REQUEST, idempotency_key="k")
-    answers = await asyncio.gather(*waiting, streams, elsewhere)
-    assert {answer.status_code for answer in answers} == {200}
+    assert {answer.status_code for answer in await asyncio.gather(*waiting, streams, elsewhere)} == {200}
     assert (await cluster.post(0, REQUEST, idempotency_key="k")).status_code == 200
 
 

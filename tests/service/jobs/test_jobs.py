@@ -59,8 +59,7 @@ async def test_a_deleted_job_stops_at_once_and_is_not_known_any_longer() -> None
     await asyncio.sleep(0.1)
     assert cluster.generator.cancelled == 6
     assert (await cluster.request(0, "GET", f"/jobs/{job_id}")).status_code == 404
-    again = await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")
-    assert again.json()["job_id"] != job_id
+    assert (await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")).json()["job_id"] != job_id
 
 
 async def test_a_stream_that_is_silent_sends_heartbeats() -> None:
@@ -134,9 +133,7 @@ def entry(name: str, key: str, *scopes: str, **fields: Any) -> dict[str, Any]:
     ],
     ids=["allowed", "allowed by one of two keys", "over its quota now", "without the scope now", "revoked"],
 )
-async def test_a_job_that_goes_on_may_do_what_its_key_allows_then(
-    now_in_the_file: list[dict[str, Any]], problem: str | None
-) -> None:
+async def test_a_job_may_do_what_its_key_allows_now(now_in_the_file: list[dict[str, Any]], problem: str | None) -> None:
     keys: Any = GivenKeys(entry("team", "old", "admin", max_rollouts=6))
     cluster = slow_cluster(access=AccessControl(keys))
     headers = {"authorization": "Bearer old"}

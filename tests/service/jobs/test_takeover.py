@@ -81,8 +81,7 @@ async def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run(
             playing = [place for place, replica in enumerate(cluster.replicas) if replica.jobs.playing]
             cluster.kill(playing[0] if playing else 0)
             killed += bool(playing)
-    state = await cluster.ended(job_id)
-    assert state["state"] == "completed"
+    assert (await cluster.ended(job_id))["state"] == "completed"
     answer = (await cluster.post(1, REQUEST, idempotency_key="k")).json()
     samples, metrics, generations = undisturbed
     assert without_names(answer["samples"]) == samples
@@ -191,8 +190,7 @@ async def test_a_job_that_is_taken_over_waits_for_room_without_its_deadline() ->
     await cluster.post(0, {**LONG, "deadline_s": 100})
     has_room_at = virtual_time.now()
     assert has_room_at > 20 + SETTINGS.lease_s + 20
-    state = await cluster.ended(job_id)
-    assert state["ended_at"] == pytest.approx(has_room_at + 28, abs=2)
+    assert (await cluster.ended(job_id))["ended_at"] == pytest.approx(has_room_at + 28, abs=2)
 
 
 async def test_a_replica_that_shuts_down_hands_its_jobs_over_at_once() -> None:

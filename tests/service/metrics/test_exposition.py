@@ -36,8 +36,7 @@ ray_rollout_turns_count{node="2"} 3.0
 
 
 def test_a_metric_whose_heading_differs_between_nodes_keeps_the_first() -> None:
-    other = OTHER.replace("Rollouts in flight.", "Rollouts.")
-    assert _merged([ONE, other], ("ray_rollout_in",)).splitlines()[:2] == [
+    assert _merged([ONE, OTHER.replace("Rollouts in flight.", "Rollouts.")], ("ray_rollout_in",)).splitlines()[:2] == [
         "# HELP ray_rollout_in_flight Rollouts in flight.",
         "# TYPE ray_rollout_in_flight gauge",
     ]

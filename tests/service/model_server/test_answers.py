@@ -105,8 +105,7 @@ def error_after(before: bytes, answer: httpx.Response) -> tuple[str, Any]:
 )
 def test_a_stream_that_has_had_its_last_event_gets_no_error(path: str, last: bytes) -> None:
     whole = CHUNK % b"Hi" + last
-    answer = answer_to([ServedPart(whole, 200, EVENTS), GenerationLost("It is gone.")], path=path)
-    assert answer.content == whole
+    assert answer_to([ServedPart(whole, 200, EVENTS), GenerationLost("It is gone.")], path=path).content == whole
 
 
 def test_text_that_looks_like_the_last_event_is_not_one() -> None:
@@ -205,8 +204,7 @@ async def test_a_caller_that_leaves_a_stream_that_waits_aborts_its_call(leaves_a
 
 
 def read_by_official_client(parts: Sequence[ServedPart | Exception | float]) -> list[str]:
-    content = answer_to(parts).content
-    response = httpx2.Response(200, content=content, headers={"content-type": EVENTS})
+    response = httpx2.Response(200, content=answer_to(parts).content, headers={"content-type": EVENTS})
     http = httpx2.Client(transport=httpx2.MockTransport(lambda _request: response))
     with openai.OpenAI(base_url="http://service/v1", api_key="any", http_client=http, max_retries=0) as client:
         stream = client.chat.completions.create(model="any", messages=[], stream=True)

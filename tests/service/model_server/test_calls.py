@@ -117,12 +117,9 @@ OF_A = PolicyDemand(name="run-a")
         ("run-b", OF_A, "run-a"),
     ],
 )
-async def test_a_call_that_names_a_policy_as_its_model_is_made_by_it(
-    model: Any, demand: PolicyDemand, makes: str | None
-) -> None:
+async def test_a_call_that_names_a_policy_is_made_by_it(model: Any, demand: PolicyDemand, makes: str | None) -> None:
     world = World(model_names=("tiny",))
-    made = await world.calls.demand_of_model(model, demand)
-    assert made == demand.model_copy(update={"name": makes})
+    assert await world.calls.demand_of_model(model, demand) == demand.model_copy(update={"name": makes})
 
 
 async def test_only_a_name_that_a_policy_may_have_is_asked_for_at_the_store() -> None:

@@ -86,9 +86,7 @@ def hang_up(replica: ScriptedReplica, names: Sequence[str], *, on: Sequence[str]
         (None, [["a", "b", "c", "d"], ["e"]]),
     ],
 )
-async def test_requests_of_consecutive_iterations_go_in_one_call(
-    most_iterations: int | None, sent: list[list[str]]
-) -> None:
+async def test_consecutive_iterations_go_in_one_call(most_iterations: int | None, sent: list[list[str]]) -> None:
     replica = ScriptedReplica([], [], [], [])
 
     batcher = stream_of(replica.start_call, most_iterations=most_iterations)
@@ -184,9 +182,7 @@ def test_a_call_whose_results_cannot_be_read_is_cancelled_and_raises_why() -> No
 
 
 @pytest.mark.parametrize("left", ["ab", "a"])
-def test_a_call_of_which_nothing_is_waited_for_any_more_is_cancelled(
-    left: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_call_of_which_nothing_is_waited_for_is_cancelled(left: str, caplog: pytest.LogCaptureFixture) -> None:
     replica = ScriptedReplica([[(1, "B")], [(0, "A")]])
     hang_up(replica, "ab", on=left)
     assert (replica.calls[0].cancelled, caplog.records) == (True, [])
@@ -199,9 +195,7 @@ def test_cancelled_requests_are_aborted_in_one_call() -> None:
 
 
 @pytest.mark.parametrize("refused", [True, False])
-def test_an_abort_that_does_not_reach_its_replica_breaks_nothing(
-    refused: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_abort_that_misses_its_replica_breaks_nothing(refused: bool, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     replica = ScriptedReplica([[(1, "B")], [(0, "A")]], abort_result=ActorDiedError())
     replica.refuses_aborts = refused
@@ -234,6 +228,5 @@ async def test_a_call_is_made_in_the_context_of_no_request() -> None:
         return replica.start_call(requests)
 
     variable.set("a request")
-    batcher = stream_of(start_call)
-    assert await batcher.call("a") == "A"
+    assert await stream_of(start_call).call("a") == "A"
     assert seen == ["none"]

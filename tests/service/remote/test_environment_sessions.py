@@ -29,8 +29,7 @@ async def described(*replicas: str, script: Sequence[Any] = ()) -> tuple[Scripte
 
 def request(rollout: str, turn: int = 0, lockstep_id: str = "") -> StepRequest:
     log: Any = [{"role": "assistant", "content": "A"}]
-    step_id = f"{rollout}-{turn}"
-    return StepRequest(log, {}, step_id=step_id, session_id=rollout, turn=turn, lockstep_id=lockstep_id)
+    return StepRequest(log, {}, step_id=f"{rollout}-{turn}", session_id=rollout, turn=turn, lockstep_id=lockstep_id)
 
 
 def replicas_by_rollout(handle: ScriptedEnvironmentHandle) -> dict[str, set[str]]:

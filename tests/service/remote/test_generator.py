@@ -103,8 +103,7 @@ async def test_waiting_generations_go_to_a_new_replica_as_soon_as_it_is_known() 
 async def test_the_virtual_time_that_was_charged_is_sent_with_the_generation() -> None:
     handle, generator = await windowed("a")
     for name in ("one", "two", "three"):
-        asked = replace(request(name), share=RequestShare("r", weight=0.5), prompt_token_ids=[])
-        await generator.generate(asked)
+        await generator.generate(replace(request(name), share=RequestShare("r", weight=0.5), prompt_token_ids=[]))
     assert [sent.virtual_time for sent in handle.requests] == [0, 2, 4]
 
 
@@ -135,8 +134,7 @@ CUT_BY_WEIGHTS = Generation([1], [0.0], "abort")
 async def test_a_rollout_leaves_its_replica_when_that_failed_it_and_only_then(result: Any, replicas: set[str]) -> None:
     handle, generator = generator_over("a", result=result)
     for number in range(2):
-        again = generator.generate(request(f"try {number}", rollout_id="one"))
-        await asyncio.gather(again, return_exceptions=True)
+        await asyncio.gather(generator.generate(request(f"try {number}", rollout_id="one")), return_exceptions=True)
         record_live_replicas(handle.deployment_id, ["a", "b"])
     assert {replica for replica, _ in handle.generated} == replicas
 

@@ -83,5 +83,4 @@ def test_without_replicas_there_is_none() -> None:
 
 
 def test_ties_are_broken_at_random() -> None:
-    chosen = {StepSpreading(random.Random(seed)).begin(["a", "b", "c"]) for seed in range(50)}
-    assert chosen == {"a", "b", "c"}
+    assert {StepSpreading(random.Random(seed)).begin(["a", "b", "c"]) for seed in range(50)} == {"a", "b", "c"}

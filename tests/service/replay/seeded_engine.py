@@ -103,8 +103,7 @@ class SeededReplicas:
         await asyncio.sleep(0)
         if self.failures:
             raise self.failures.pop(0)
-        version = self.other_version or label_of(request.policy, request.weight_version or 0)
-        return generated(request, version)
+        return generated(request, self.other_version or label_of(request.policy, request.weight_version or 0))
 
 
 class ServedVersions:

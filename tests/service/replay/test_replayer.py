@@ -105,9 +105,7 @@ def test_a_rollout_is_equal_whatever_interrupted_it(
 
 
 @given(place=st.integers(0, 10_000), sampling=st.sampled_from([SEEDED, GREEDY]), change=st.sampled_from("ils"))
-def test_a_changed_token_log_probability_or_end_is_found_at_its_place(
-    place: int, sampling: SamplingOptions, change: str
-) -> None:
+def test_a_changed_token_logprob_or_end_is_found_in_place(place: int, sampling: SamplingOptions, change: str) -> None:
     result = played(sampling, stop_strings=("ab",), max_new_tokens=8)
     places = [(origin.message, token) for origin in record_of(result).generations for token in range(origin.end)]
     message, token = places[place % len(places)]
@@ -189,8 +187,7 @@ def test_of_a_rollout_without_a_generation_nothing_is_compared() -> None:
 
 def test_a_version_that_is_gone_is_told_beside_what_could_be_compared() -> None:
     result = played(versions=[1, 2])
-    served = ServedVersions({VersionLabel(None, 1): "version 1 is gone"})
-    again = replayed(result, served=served)
+    again = replayed(result, served=ServedVersions({VersionLabel(None, 1): "version 1 is gone"}))
     assert again.verdict == "not_compared"
     assert [(each.verdict, each.reason) for each in again.generations][:2] == [
         ("not_compared", "version 1 is gone"),

@@ -119,12 +119,11 @@ def record_by(replica: str, name: str, temperature: float = 1.0) -> dict[str, An
         {"role": "assistant", "token_ids": tokens, "generation_logprobs": sampled, "weight_versions": spans},
     ]
     replay = {"temperature": temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    made = {"message": 1, "start": 0, "end": 8, "replica": replica, "cached_tokens": 0, "batch_size": 1}
     return {
         "rollout": {"rollout_id": name, "message_log": messages, "replay": replay},
         "group_id": name,
         "policy": None,
-        "generations": [made],
+        "generations": [{"message": 1, "start": 0, "end": 8, "replica": replica, "cached_tokens": 0, "batch_size": 1}],
     }
 
 
@@ -143,10 +142,8 @@ async def after_reports(replicas: ScriptedReplicas, temperature: float = 1.0) ->
     random = np.random.default_rng(3)
     for number in range(64):
         name = f"r{number}"
-        fields = record_by("abcd"[number % 4], name, temperature)
-        await store.keep([KeptRecord(name, "", pickle.dumps(fields))])
-        trained = -1.0 + random.normal(0, 0.002, 8)
-        await reports.report([TrainerReport(name, trained)], ANYBODY)
+        await store.keep([KeptRecord(name, "", pickle.dumps(record_by("abcd"[number % 4], name, temperature)))])
+        await reports.report([TrainerReport(name, -1.0 + random.normal(0, 0.002, 8))], ANYBODY)
         await others_ended()
     return [cause["kind"] for cause in (await store.mismatch(""))["causes"]]
 
@@ -183,8 +180,7 @@ async def test_what_a_trainer_says_takes_no_sound_replica_out_of_service() -> No
     for number in range(240):
         fields, name = record_by("abd"[number % 3], f"r{number}"), f"r{number}"
         await store.keep([KeptRecord(name, "", pickle.dumps(fields))])
-        trained = np.full(8, -9.0 if number % 3 == 0 else -1.001)
-        await reports.report([TrainerReport(name, trained)], ANYBODY)
+        await reports.report([TrainerReport(name, np.full(8, -9.0 if number % 3 == 0 else -1.001))], ANYBODY)
         await others_ended()
     assert replicas.taken_out == []
     # It is looked at, and at a bounded rate: 16 rollouts, each on three replicas.

@@ -138,9 +138,7 @@ class Fleet:
 
 @pytest.mark.parametrize("updates", [4, pytest.param(200, marks=[pytest.mark.long, pytest.mark.slow])])
 @pytest.mark.parametrize("activation", ["rolling", "together"])
-async def test_no_rollout_is_lost_or_has_a_version_that_it_refuses(
-    tmp_path: Path, activation: Activation, updates: int
-) -> None:
+async def test_no_rollout_is_lost_or_of_a_refused_version(tmp_path: Path, activation: Activation, updates: int) -> None:
     fleet = Fleet(tmp_path, activation, TIMING)
     async with fleet.called(is_choosy=True):
         for _ in range(updates):

@@ -72,9 +72,7 @@ LOG = [{"role": "user", "content": "a", "token_ids": [64]}]
         ({"messages": QUESTION}, {"schedule": "lockstep"}, "schedule", "a program plays played"),
     ],
 )
-def test_what_no_agent_can_play_is_refused(
-    sample: dict[str, Any], request_: dict[str, Any], field: str, says: str
-) -> None:
+def test_what_none_can_play_is_refused(sample: dict[str, Any], request_: dict[str, Any], field: str, says: str) -> None:
     with pytest.raises(RequestProblem) as raised:
         made(sample, **request_)
     [problem] = raised.value.problem.errors

@@ -143,8 +143,7 @@ def test_a_number_of_more_than_64_bits_comes_back_in_either_encoding() -> None:
 
 
 def test_the_summary_may_say_more_than_this_client_knows() -> None:
-    response = read_response(arrow_body([], further=[1, None]))
-    assert response.model_dump(exclude={"next_samples_from", "groups"}) == {
+    assert read_response(arrow_body([], further=[1, None])).model_dump(exclude={"next_samples_from", "groups"}) == {
         **SUMMARY,
         "further": [1, None],
         "samples": [],
@@ -235,11 +234,8 @@ trained = drawn(SampleResult, TRAINED).map(SampleResult.model_validate)
 def test_selected_rollouts_stay_in_the_batches_they_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """One array of lists has no room for more than 2^31 numbers, and an answer may have more."""
     monkeypatch.setattr(arrow_encoder, "NUMBERS_PER_BATCH", 32)
-    samples = [
-        plain(place, message_log=[Message(role="user", content="", token_ids=[place] * 4)]) for place in range(7)
-    ]
-    column = as_arrow(samples).tokens["token_ids"]
-    assert [chunk.to_pylist() for chunk in rows_at([0, 2, 3, 6], column).chunks] == [
+    samples = [plain(at, message_log=[Message(role="user", content="", token_ids=[at] * 4)]) for at in range(7)]
+    assert [chunk.to_pylist() for chunk in rows_at([0, 2, 3, 6], as_arrow(samples).tokens["token_ids"]).chunks] == [
         [[[0] * 4]],
         [[[2] * 4], [[3] * 4]],
         [],
@@ -303,8 +299,7 @@ def test_an_answer_that_is_something_else_is_not_understood(body: bytes) -> None
 
 @given(st.integers(0), st.integers(0, 255))
 def test_a_damaged_byte_is_no_crash(place: int, value: int) -> None:
-    entropy = packed_rows([0.5], "float32")
-    log = [Message(role="user", content="A", token_ids=[1], entropy=entropy)]
+    log = [Message(role="user", content="A", token_ids=[1], entropy=packed_rows([0.5], "float32"))]
     body = bytearray(arrow_body([plain(idx, message_log=log) for idx in range(3)]))
     body[place % len(body)] = value
     try:

@@ -68,8 +68,7 @@ def request(**fields: Any) -> bytes:
 def test_only_a_body_over_the_threshold_goes_to_a_process(parser: BodyParser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_parser, "request_parts", parts_that_name_their_process)
     body = request().ljust(MOST_BYTES_INLINE)
-    small = parse(parser, body)
-    assert (small.samples[0].id, parse(parser, body + b" ").samples[0].id) == (None, "elsewhere")
+    assert (parse(parser, body).samples[0].id, parse(parser, body + b" ").samples[0].id) == (None, "elsewhere")
 
 
 def parts_that_name_their_process(body: bytes, **bounds: Any) -> Iterator[Any]:

@@ -68,9 +68,7 @@ def test_all_rollouts_of_a_request_have_the_share_of_its_priority() -> None:
 
 
 def test_a_message_log_is_taken_as_it_is_and_messages_are_rendered() -> None:
-    logged, rendered = (
-        list(generation_due(episode).prompt_token_ids) for episode in made({"samples": [LOGGED, SAMPLE]})
-    )
+    logged, rendered = (list(generation_due(one).prompt_token_ids) for one in made({"samples": [LOGGED, SAMPLE]}))
     [message] = tokenizer.prompt(sample_input().messages or [], ChatOptions(), 100)
     assert (logged, rendered) == ([64, 65], list(message.token_ids))
 
@@ -125,9 +123,7 @@ def test_a_prompt_may_fill_max_seq_len_and_not_exceed_it() -> None:
         ),
     ],
 )
-def test_a_samples_own_chat_options_come_first(
-    sample: dict[str, Any], request_: dict[str, Any], expected: ChatOptions
-) -> None:
+def test_a_samples_chat_options_win(sample: dict[str, Any], request_: dict[str, Any], expected: ChatOptions) -> None:
     given = sample_input(**sample)
     assert _chat_options(request_of(given, **request_), given) == expected
 
@@ -154,8 +150,7 @@ def test_the_seed_of_a_group_is_the_samples_own_or_derived_by_position() -> None
 
 
 def test_sampling_options_are_those_of_the_engine() -> None:
-    sampling = Sampling(temperature=0.5, top_p=0.9, top_k=-1, min_p=0.1, ignore_eos=True)
-    options = _sampling_options(sampling)
+    options = _sampling_options(Sampling(temperature=0.5, top_p=0.9, top_k=-1, min_p=0.1, ignore_eos=True))
     assert (options.temperature, options.top_p, options.top_k, options.min_p) == (0.5, 0.9, 0, 0.1)
     assert (options.ignore_eos, options.seed) == (True, None)
     assert _sampling_options(Sampling(greedy=True, top_k=3)).temperature == 0.0
@@ -183,8 +178,7 @@ def test_the_episodes_of_a_group_share_their_prompt_and_fields(seed: int | None)
         "tools": [{"name": "add"}],
         "chat_template_kwargs": {"a": 1},
     }
-    sample = {**LOGGED, "seed": seed, "stop_strings": ["!"], **shared}
-    first, second = made({"samples": [sample], "num_generations": 2})
+    first, second = made({"samples": [{**LOGGED, "seed": seed, "stop_strings": ["!"], **shared}], "num_generations": 2})
     one, other = generation_due(first), generation_due(second)
     assert one.prompt_token_ids is other.prompt_token_ids
     assert one.stop_strings is other.stop_strings

@@ -47,8 +47,7 @@ class HashedGenerator(ScriptedGenerator):
         count = min(1 + number % 5, request.max_new_tokens)
         token_ids = [97 + (number >> place) % 26 for place in range(count)]
         spans = tuple(WeightSpan(str(place), place, min(place + 2, count)) for place in range(0, count, 2))
-        logprobs = [-((number >> place) % 64) / 64 for place in range(count)]
-        return Generation(token_ids, logprobs, "stop", spans)
+        return Generation(token_ids, [-((number >> place) % 64) / 64 for place in range(count)], "stop", spans)
 
 
 @dataclass
@@ -79,11 +78,9 @@ def forking_http(keeps: bool = True, generator: ScriptedGenerator | None = None)
 
 
 async def played(http: ScriptedHttp, samples: list[dict[str, Any]], **options: Any) -> list[SampleResult]:
-    body = {"samples": samples, "max_rollout_turns": 5, "max_seq_len": 90, **options}
-    request = RolloutRequest.model_validate(body)
+    request = RolloutRequest.model_validate({"samples": samples, "max_rollout_turns": 5, "max_seq_len": 90, **options})
     size = await http.rollouts.take_samples(request, lambda _: None)
-    running = await http.rollouts.rollout(request, "request", size)
-    results = {position: result async for position, result in running}
+    results = {position: result async for position, result in await http.rollouts.rollout(request, "request", size)}
     # As a caller reads it.
     return [SampleResult.model_validate_json(json_of(results[place])) for place in sorted(results)]
 
@@ -96,8 +93,7 @@ def posted(http: ScriptedHttp, parent: SampleResult, turn: int, log: list[dict[s
     """A sample that goes on from this part of a result, as a caller makes it who has watched the environment."""
     generations = [made for made in http.generator.requests if made.rollout_id == parent.rollout_id]
     environment: Any = http.environments["math"]
-    states = environment.seen[parent.rollout_id]
-    state = states.get(turn, parent.extra_env_info)
+    state = environment.seen[parent.rollout_id].get(turn, parent.extra_env_info)
     stop = generations[turn].stop_strings if turn < len(generations) else parent.stop_strings
     return {
         "task_name": "math",
@@ -119,9 +115,7 @@ def at_token(http: ScriptedHttp, parent: SampleResult, turn: int, kept: int) -> 
     place = turns_of(parent.message_log)[turn]
     *log, response = dumped(parent.message_log[: place + 1])
     if kept < len(response["token_ids"]):
-        spans = [
-            {**span, "end": min(span["end"], kept)} for span in response["weight_versions"] if span["start"] < kept
-        ]
+        spans = [{**one, "end": min(one["end"], kept)} for one in response["weight_versions"] if one["start"] < kept]
         ids = response["token_ids"][:kept]
         response = {
             "role": "assistant",
@@ -266,8 +260,7 @@ def test_a_fork_inside_a_stop_string_left_its_parent_before_it() -> None:
     http, parent = story_http()
     before = len(parent.message_log[0].token_ids)
     inside = fork_of(parent, token=before + len("so it is 7</ans"))
-    fork = play_one(http, inside, max_rollout_turns=1)
-    assert forked_at(fork) == {"turn": 0, "token": before + len("so it is 7")}
+    assert forked_at(play_one(http, inside, max_rollout_turns=1)) == {"turn": 0, "token": before + len("so it is 7")}
 
 
 def test_a_partial_response_of_which_nothing_stays_is_generated_anew() -> None:

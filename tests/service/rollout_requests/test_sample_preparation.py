@@ -41,8 +41,7 @@ def episodes_of(
     async def run() -> dict[int, RolloutFailure]:
         return await start_samples(request, "mine", {"deal"}, {"deal": environment, "math": environment})
 
-    not_started = virtual_time.run(run())
-    return made_episodes(FACTORY, request, "mine", TASKS, not_started), environment.requests
+    return made_episodes(FACTORY, request, "mine", TASKS, virtual_time.run(run())), environment.requests
 
 
 def contents(episode: Episode) -> list[str]:
@@ -147,8 +146,7 @@ def problems_of(request: RolloutRequest, picky: PickyEnvironment) -> list[FieldP
 
 def test_a_refused_field_is_named_by_its_place_in_the_request() -> None:
     picky = PickyEnvironment(RefusedField(1, ("rows", 0), "It is no integer"), RefusedField(1, (), "It is no board"))
-    problems = problems_of(request_of({"rows": [1]}, {"rows": ["x"]}, others=3), picky)
-    assert problems == [
+    assert problems_of(request_of({"rows": [1]}, {"rows": ["x"]}, others=3), picky) == [
         FieldProblem(field="samples[4].extra_env_info.rows[0]", message=f"It is no integer{SEE}"),
         FieldProblem(field="samples[4].extra_env_info", message=f"It is no board{SEE}"),
     ]

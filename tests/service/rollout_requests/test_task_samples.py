@@ -87,8 +87,7 @@ def test_a_page_of_a_benchmark_says_how_many_samples_there_are() -> None:
 
 
 def test_the_tasks_say_which_splits_their_data_have() -> None:
-    tasks = service().call(lambda client: client.tasks())
-    assert [task.splits for task in tasks] == [{"train": ROWS}, {}]
+    assert [task.splits for task in service().call(lambda client: client.tasks())] == [{"train": ROWS}, {}]
 
 
 def test_a_page_ends_where_the_bytes_end_that_a_response_may_take() -> None:
@@ -125,8 +124,7 @@ def test_a_range_of_another_revision_is_refused_before_anything_is_played(task_n
 
 def test_ranges_can_be_streamed() -> None:
     async def stream(client: AsyncRolloutClient) -> tuple[list[str], int]:
-        wanted = [SampleRange(task_name="math", count=2)]
-        async with client.stream(samples_from=wanted, num_generations=2) as rollouts:
+        async with client.stream(samples_from=[SampleRange(task_name="math", count=2)], num_generations=2) as rollouts:
             names = sorted([str(sample.id) async for sample in rollouts])
         return names, rollouts.summary.next_samples_from[0].start
 
@@ -151,9 +149,7 @@ def test_samples_of_an_environment_depend_on_the_start_alone() -> None:
         ({"count": 100}, 422, "samples_from[0].count", f"take more than {LIMITS.max_body_bytes} bytes; ask for fewer"),
     ],
 )
-def test_data_that_cannot_give_the_samples_refuse_the_request(
-    options: dict[str, Any], status: int, field: str, says: str
-) -> None:
+def test_data_without_the_samples_refuse_a_request(options: dict[str, Any], status: int, field: str, says: str) -> None:
     http = service()
     response = http.post({"samples_from": [{"task_name": "math", "count": 1, **options}]})
     document = response.json()

@@ -51,8 +51,7 @@ def test_all_problems_are_found_at_once() -> None:
 
 def kept(keep: dict[str, Any], samples: int = 0, **fields: Any) -> list[Problem]:
     drawn = {"samples": [SAMPLE] * samples} if samples else {"samples_from": [RANGE]}
-    request = {**drawn, "num_generations": 4, "keep": keep, **fields}
-    return told(keep_problems(RolloutRequest.model_validate(request)))
+    return told(keep_problems(RolloutRequest.model_validate({**drawn, "num_generations": 4, "keep": keep, **fields})))
 
 
 @pytest.mark.parametrize(
@@ -65,9 +64,7 @@ def kept(keep: dict[str, Any], samples: int = 0, **fields: Any) -> list[Problem]
         ({"groups": 1, "where": {"reward_std": {"le": 0}}}, {"num_generations": 1}),
     ],
 )
-def test_groups_are_selected_of_a_range_without_end_or_enough_samples(
-    keep: dict[str, Any], fields: dict[str, Any]
-) -> None:
+def test_groups_are_selected_of_endless_ranges_or_enough_samples(keep: dict[str, Any], fields: dict[str, Any]) -> None:
     assert kept(keep, **fields) == []
 
 
@@ -85,9 +82,7 @@ LOCKSTEP = "keep.where draws further groups while others play, which have no tur
         ({"groups": 1}, {"schedule": "lockstep"}, ("schedule", "lockstep", LOCKSTEP)),
     ],
 )
-def test_a_selection_that_cannot_be_made_is_refused(
-    keep: dict[str, Any], fields: dict[str, Any], problem: Problem
-) -> None:
+def test_an_impossible_selection_is_refused(keep: dict[str, Any], fields: dict[str, Any], problem: Problem) -> None:
     assert kept({**keep, "where": VARIED}, **fields) == [problem]
 
 
@@ -137,9 +132,7 @@ def test_min_p_is_refused_where_engines_draft_tokens() -> None:
         ("entropy", {"top_k": 5, "temperature": 0}, GREEDY),
     ],
 )
-def test_what_the_engines_or_the_sampling_do_not_have_is_refused(
-    name: str, sampling: dict[str, Any], message: str
-) -> None:
+def test_what_the_engines_or_the_sampling_lack_is_refused(name: str, sampling: dict[str, Any], message: str) -> None:
     assert included({"include": [name], "sampling": sampling}, max_logprobs=64) == [("include[0]", name, message)]
 
 
@@ -167,8 +160,7 @@ def column(dtype: str, shape: list[int], data: bytes) -> dict[str, Any]:
 
 def post_columns(**columns: Any) -> RolloutRequest:
     message = {"role": "assistant", "content": "a", "token_ids": [1, 2], "generation_logprobs": [-1.0, -1.0]}
-    sample = {"task_name": "math", "message_log": [message | columns]}
-    return RolloutRequest.model_validate({"samples": [sample]})
+    return RolloutRequest.model_validate({"samples": [{"task_name": "math", "message_log": [message | columns]}]})
 
 
 SIZES = column("uint16", [2], b"\x01\0\x02\0")

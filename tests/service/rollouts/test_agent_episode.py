@@ -148,9 +148,7 @@ def test_a_run_that_a_replica_hands_over_costs_no_retry() -> None:
     ("limit", "failure", "status"),
     [("max_calls", CRASHED, "max_turns"), ("max_tokens", CRASHED, "truncated"), ("max_calls", None, "completed")],
 )
-def test_a_run_that_fails_at_a_limit_ends_by_it_and_is_judged(
-    limit: Any, failure: AgentFailed | None, status: str
-) -> None:
+def test_a_run_that_fails_at_a_limit_ends_and_is_judged(limit: Any, failure: AgentFailed | None, status: str) -> None:
     result = played(AgentRecipe(), replace(ENDED, failure=failure, limit=limit))
     assert (result.status, result.error, result.total_reward) == (status, None, 1.0)
     flags = (result.terminated, result.truncated, result.max_turns_reached)

@@ -147,8 +147,7 @@ def test_messages_of_an_observation_that_have_no_room_are_left_out() -> None:
 @pytest.mark.parametrize(("max_seq_len", "truncated"), [(1000, False), (3, True)])
 def test_an_episode_may_end_without_an_observation(max_seq_len: int, truncated: bool) -> None:
     last = StepOutcome(None, {"right": 1.0}, terminated=True, answer="2")
-    recipe = EpisodeRecipe(max_seq_len=max_seq_len)
-    result = play(recipe, ScriptedGenerator(["AA"]), ScriptedEnvironment([last]))
+    result = play(EpisodeRecipe(max_seq_len=max_seq_len), ScriptedGenerator(["AA"]), ScriptedEnvironment([last]))
     assert texts(result) == ["Q", "AA"]
     assert (result.message_log[1].reward, result.rewards, result.answer) == (1.0, {"right": 1.0}, "2")
     assert (result.status, result.terminated, result.truncated) == ("completed", True, truncated)
@@ -362,9 +361,7 @@ def test_every_episode_appends_tokens_and_ends_within_its_limits(
     result = play(recipe, generator, ScriptedEnvironment(script))
     log, metrics = result.message_log, result.metrics
     turns = [place for place, message in enumerate(log) if message.generation_logprobs is not None]
-    assert [list(request.prompt_token_ids) for request in generator.requests] == [
-        concatenated(log[:turn]) for turn in turns
-    ]
+    assert [list(one.prompt_token_ids) for one in generator.requests] == [concatenated(log[:turn]) for turn in turns]
     assert log[0].token_ids == ids_of(recipe.prompt)
     for turn in turns:
         assert len(log[turn].token_ids) == len(log[turn].generation_logprobs or [])

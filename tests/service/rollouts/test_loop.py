@@ -63,9 +63,7 @@ def episodes_of(recipes_of_request: list[EpisodeRecipe]) -> list[Episode]:
         ),
     ],
 )
-def test_a_failing_sample_keeps_its_log_and_leaves_its_siblings_alone(
-    failure: Exception, error: dict[str, object]
-) -> None:
+def test_a_failing_sample_keeps_its_log_and_its_siblings_go_on(failure: Exception, error: dict[str, object]) -> None:
     generator = ScriptedGenerator(["A", failure, "C"])
     results = collect(episodes_of([EpisodeRecipe()] * 3), async_context(generator, ScriptedEnvironment([TERMINATING])))
     assert [results[position].status for position in range(3)] == ["completed", "error", "completed"]
@@ -189,9 +187,7 @@ def test_at_the_deadline_a_generation_gives_its_tokens_so_far(
 @pytest.mark.parametrize(
     ("keep", "cut"), [(KEEP_ALL, (11.0, "deadline", ["QQ"])), (Keep(per_group=1), (9.0, "cancelled", ["QQ"]))]
 )
-async def test_tokens_that_do_not_come_are_waited_for_only_five_seconds(
-    keep: Keep, cut: tuple[float, str, list[str]]
-) -> None:
+async def test_tokens_that_do_not_come_are_awaited_5_seconds(keep: Keep, cut: tuple[float, str, list[str]]) -> None:
     generator = ScriptedGenerator(["abcdefghij"], ignores_interrupts=True)
     generator.delay_of = lambda request: 4 if len(request.prompt_token_ids) == 1 else 60
     context = async_context(generator, ScriptedEnvironment([TERMINATING]))
@@ -261,9 +257,7 @@ async def test_a_generation_that_new_weights_cut_goes_on_at_once() -> None:
 
 @given(seed=st.integers(0, 10_000), size=st.integers(1, 5), deadline_s=st.integers(1, 12))
 @virtual_time.test
-async def test_every_episode_comes_out_once_and_in_time_whatever_is_interrupted(
-    seed: int, size: int, deadline_s: int
-) -> None:
+async def test_episodes_come_out_once_in_time_whatever_is_interrupted(seed: int, size: int, deadline_s: int) -> None:
     draw = random.Random(seed)
 
     class Uneven(ScriptedGenerator):

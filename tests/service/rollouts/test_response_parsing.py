@@ -43,15 +43,13 @@ class ScriptedParser(ResponseParser):
 
 
 def context_of(parser: ResponseParser | None, environment: ScriptedEnvironment) -> RolloutContext:
-    generator = ScriptedGenerator([TEXT, "B"])
-    return RolloutContext(generator, {"task": environment}, Schedule(), response_parser=parser)
+    return RolloutContext(ScriptedGenerator([TEXT, "B"]), {"task": environment}, Schedule(), response_parser=parser)
 
 
 def played(
     parser: ScriptedParser | None, environment: ScriptedEnvironment, recipe: EpisodeRecipe | None = None
 ) -> SampleResult:
-    episode = (recipe or EpisodeRecipe()).make()
-    return virtual_time.run(_play_sample(episode, context_of(parser, environment))).result()
+    return virtual_time.run(_play_sample((recipe or EpisodeRecipe()).make(), context_of(parser, environment))).result()
 
 
 def two_turns() -> ScriptedEnvironment:

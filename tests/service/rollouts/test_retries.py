@@ -104,15 +104,12 @@ def test_the_budget_is_shared_by_all_calls_of_an_episode() -> None:
 
 def test_a_budget_remembers_its_last_retries_with_when_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.rollouts.retries.time", SimpleNamespace(time=count(50).__next__))
-    episode = EpisodeRecipe(retries=1).make()
-    retried(ScriptedCall(SHUT_DOWN, LOST, "done"), episode)
-    assert list(episode.retries.noted) == [
-        _Retry(50, "generation", str(SHUT_DOWN)),
-        _Retry(51, "generation", str(LOST)),
-    ]
+    one = EpisodeRecipe(retries=1).make()
+    retried(ScriptedCall(SHUT_DOWN, LOST, "done"), one)
+    assert list(one.retries.noted) == [_Retry(50, "generation", str(SHUT_DOWN)), _Retry(51, "generation", str(LOST))]
     for _ in range(MOST_NOTED):
-        episode.retries.note(GenerationLost("x" * 1000))
-    assert {retry.message for retry in episode.retries.noted} == {"x" * LONGEST_NOTE}
+        one.retries.note(GenerationLost("x" * 1000))
+    assert {retry.message for retry in one.retries.noted} == {"x" * LONGEST_NOTE}
 
 
 def test_a_call_beyond_its_time_limit_is_cancelled() -> None:

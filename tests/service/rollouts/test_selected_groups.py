@@ -92,10 +92,8 @@ async def test_what_is_not_needed_is_cancelled_before_the_last_has_ended() -> No
 
 
 async def test_a_group_that_is_drawn_too_late_is_never_played() -> None:
-    plan = [(20, 1.0), *[(1, 0.0)] * 3, *[(5, 1.0)] * 2, (1, 1.0)]
-    drawing = Drawing(plan, draw_s=10)
-    judged = await drawing.play(at_least=6)
-    assert [place for place, is_kept in judged if is_kept] == [0, 4]
+    drawing = Drawing([(20, 1.0), *[(1, 0.0)] * 3, *[(5, 1.0)] * 2, (1, 1.0)], draw_s=10)
+    assert [place for place, is_kept in await drawing.play(at_least=6) if is_kept] == [0, 4]
     # The seventh is drawn at the failures of three, and there when two others have passed.
     assert drawing.drawn[6] == 11
     assert {request.sample for request in drawing.environment.requests} == set(range(6))

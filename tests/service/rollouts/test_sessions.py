@@ -33,22 +33,17 @@ def sessions_of(environment: SessionEnvironment) -> list[tuple[str, int]]:
 
 
 def test_a_rollout_whose_session_is_lost_is_played_anew_from_its_prompt() -> None:
-    environment = SessionEnvironment([FIRST, LOST, FIRST, LAST])
+    made = SessionEnvironment([FIRST, LOST, FIRST, LAST])
     generator = ScriptedGenerator(["A", "B", "C", "D"])
-    result = collect([EpisodeRecipe(retries=1).make()], async_context(generator, environment))[0]
+    result = collect([EpisodeRecipe(retries=1).make()], async_context(generator, made))[0]
     assert (result.status, result.error) == ("completed", None)
     assert texts(result) == ["Q", "C", "1", "D", "2"]
     assert result.rewards == {"a": 0.5, "reward": 1.0}
     assert list(generator.requests[2].prompt_token_ids) == ids_of("Q")
     assert [request.stop_strings for request in generator.requests] == [(), ("!",), (), ("!",)]
-    assert [request.extra_env_info for request in environment.requests] == [{"state": 0}, {"state": 1}] * 2
-    assert sessions_of(environment) == [
-        ("request-0-0-0", 0),
-        ("request-0-0-0", 1),
-        ("request-0-0-1", 0),
-        ("request-0-0-1", 1),
-    ]
-    assert environment.released == ["request-0-0-0", "request-0-0-1"]
+    assert [request.extra_env_info for request in made.requests] == [{"state": 0}, {"state": 1}] * 2
+    assert sessions_of(made) == [("request-0-0-0", 0), ("request-0-0-0", 1), ("request-0-0-1", 0), ("request-0-0-1", 1)]
+    assert made.released == ["request-0-0-0", "request-0-0-1"]
     assert result.metrics.turn_count == 2
 
 

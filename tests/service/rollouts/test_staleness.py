@@ -61,8 +61,7 @@ def test_versions_of_a_named_policy_are_those_of_its_label() -> None:
     assert versions.is_stale
     versions = RolloutVersions(VersionBounds(7, None, 7, policy="run-b"))
     labels = (WeightSpan("run-b/7", 0, 2), WeightSpan("run-b/8", 2, 3))
-    generation = Generation(packed_ids([1, 2, 3]), packed_logprobs([0.0] * 3), "stop", labels)
-    part = versions.demanded_part(generation)
+    part = versions.demanded_part(Generation(packed_ids([1, 2, 3]), packed_logprobs([0.0] * 3), "stop", labels))
     assert (len(part.token_ids), part.finish_reason, part.weight_versions) == (2, "abort", labels[:1])
 
 

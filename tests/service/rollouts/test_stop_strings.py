@@ -29,9 +29,7 @@ def test_looking_at_the_end_first_keeps_as_many_tokens(pieces: list[str | None],
 
 
 @given(text=st.text(alphabet="ab", max_size=60), cut=st.integers(0, 60), stop_strings=stop_strings_of_a_request)
-def test_a_generation_that_is_cut_anywhere_stops_where_the_uncut_one_stops(
-    text: str, cut: int, stop_strings: list[str]
-) -> None:
+def test_a_generation_cut_anywhere_stops_where_the_uncut_one_does(text: str, cut: int, stop_strings: list[str]) -> None:
     """One token a character; each generation sees its own text alone, as in the engine."""
 
     def generated(tokens: str) -> str:

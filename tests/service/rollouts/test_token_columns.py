@@ -96,8 +96,7 @@ def test_each_token_keeps_its_numbers_through_interruptions(recipe: EpisodeRecip
     recipe = replace(recipe, include=ALL, retries=10_000)
     whole = play(recipe, WholeGenerator(), RandomEnvironment())
     assert_numbers_are_with_their_tokens(whole)
-    interrupted = play(recipe, PartGenerator(seed), RandomEnvironment())
-    assert interrupted.model_copy(update={"replay": whole.replay}) == whole
+    assert play(recipe, PartGenerator(seed), RandomEnvironment()).model_copy(update={"replay": whole.replay}) == whole
 
 
 @given(recipes)
@@ -152,8 +151,7 @@ def test_a_partial_response_has_columns_with_a_row_for_each_token_alone(
     posted: dict[str, Any], included: dict[str, PackedNumbers], kept: dict[str, int]
 ) -> None:
     partial = Message(role="assistant", content="a", token_ids=ids_of("a"), generation_logprobs=[-1.0], **posted)
-    part = Generation(ids_of("b"), [-1.0], "stop", columns=included)
-    response = continued(partial, part, EpisodeRecipe().tokenizer)
+    response = continued(partial, Generation(ids_of("b"), [-1.0], "stop", columns=included), EpisodeRecipe().tokenizer)
     assert len(response.token_ids) == 2
     columns = {name: getattr(response, name) for name in COLUMN_FIELDS}
     assert {name: column.shape[0] for name, column in columns.items() if column is not None} == kept

@@ -237,9 +237,7 @@ def test_a_body_over_the_limit_is_refused(content: Any) -> None:
         ("content-encoding", "gzip, zstd", "gzip or zstd or the body without an encoding"),
     ],
 )
-def test_another_type_or_encoding_is_refused_with_those_that_are_supported(
-    header: str, value: str, supported: str
-) -> None:
+def test_another_type_or_encoding_is_refused_with_the_supported(header: str, value: str, supported: str) -> None:
     service = ScriptedHttp()
     message = f"{value!r} is not supported; send {supported}"
     for path in ("/rollout", "/policy/rollback", "/v1/responses"):
@@ -294,8 +292,7 @@ def test_the_files_of_images_are_not_among_what_the_results_repeat() -> None:
 
 def test_what_the_results_repeat_of_a_request_is_bounded() -> None:
     body = json.dumps({"samples": [GOOD], "num_generations": 3})
-    allowed = RequestLimits(max_echoed_bytes_per_request=3 * len(body))
-    assert ScriptedHttp(allowed).post(body).status_code == 200
+    assert ScriptedHttp(RequestLimits(max_echoed_bytes_per_request=3 * len(body))).post(body).status_code == 200
     service = ScriptedHttp(RequestLimits(max_echoed_bytes_per_request=3 * len(body) - 1))
     message = (
         f"the results of 3 generations repeat a body of {len(body)} bytes, and may repeat {3 * len(body) - 1} bytes; "

@@ -104,16 +104,14 @@ def test_a_store_that_is_away_is_not_ready() -> None:
 
 def test_without_images_in_the_config_there_are_no_blobs() -> None:
     for method, path in (("POST", "/blobs"), ("GET", f"/blobs/{NAME}")):
-        answer = ScriptedHttp().request(method, path, content=RED, headers=PNG)
-        assert answer.status_code == 501
+        assert ScriptedHttp().request(method, path, content=RED, headers=PNG).status_code == 501
     assert ScriptedHttp().request("GET", f"/blobs/{NAME}").json()["type"] == "urn:rollout:problem:images-not-configured"
 
 
 def test_an_image_is_its_keys_alone(tmp_path: Path) -> None:
     keyed = KeyedHttp(tmp_path, images=images())
     http = keyed.service
-    uploaded = http.request("POST", "/blobs", content=RED, headers={**PNG, **keyed.bearer("rollout")})
-    assert uploaded.status_code == 201
+    assert http.request("POST", "/blobs", content=RED, headers={**PNG, **keyed.bearer("rollout")}).status_code == 201
     assert http.request("GET", f"/blobs/{NAME}", headers=keyed.bearer("rollout")).content == RED
     assert http.request("GET", f"/blobs/{NAME}", headers=keyed.bearer("admin")).status_code == 404
 

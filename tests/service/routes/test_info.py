@@ -50,8 +50,7 @@ def test_info_has_model_tokenizer_limits_versions_and_tasks() -> None:
 
 def test_info_says_whether_trainers_can_report() -> None:
     store: Any = RolloutRecordStore(RolloutRecordsSettings())
-    response = ScriptedHttp(recorder=RolloutRecorder(store)).request("GET", "/v1/info")
-    assert response.json()["keeps_records"] is True
+    assert ScriptedHttp(recorder=RolloutRecorder(store)).request("GET", "/v1/info").json()["keeps_records"] is True
 
 
 def test_the_vocabulary_is_listed_by_id() -> None:

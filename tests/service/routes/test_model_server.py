@@ -39,12 +39,8 @@ def serving(server: ScriptedModelServer, access: AccessControl = OPEN_TO_ALL) ->
 @pytest.mark.parametrize("endpoint", CALLS)
 def test_a_call_and_its_answer_pass_as_they_were_sent(endpoint: str, prefix: str) -> None:
     server = ScriptedModelServer()
-    answer = serving(server).request("POST", f"{prefix}/{endpoint}", content=CALLS[endpoint], headers=JSON)
-    assert (answer.status_code, answer.headers["content-type"], answer.content) == (
-        200,
-        "application/json",
-        b'{"id":"a"}',
-    )
+    reply = serving(server).request("POST", f"{prefix}/{endpoint}", content=CALLS[endpoint], headers=JSON)
+    assert (reply.status_code, reply.headers["content-type"], reply.content) == (200, "application/json", b'{"id":"a"}')
     [request] = server.requests
     weight = 1.0 if endpoint in TOKENS else 16.0
     assert (request.endpoint, request.body, request.share.weight) == (endpoint, CALLS[endpoint], weight)
@@ -84,9 +80,7 @@ def test_a_call_that_no_replica_can_answer_may_be_tried_again() -> None:
         ("/v1/messages", b'{"n": 5}', 200),
     ],
 )
-def test_each_choice_of_a_call_counts_as_a_rollout_of_its_key(
-    tmp_path: Path, path: str, content: bytes, status: int
-) -> None:
+def test_each_choice_of_a_call_is_a_rollout_of_its_key(tmp_path: Path, path: str, content: bytes, status: int) -> None:
     access, key = access_of_a_key(tmp_path, max_rollouts=4)
     server = ScriptedModelServer()
     service = serving(server, access)

@@ -29,15 +29,7 @@ NAMES = (
     f"s3://{MARK}/weights",
     f"{{{{ ''.__class__.__mro__[1].__subclasses__() }}}} {MARK}",
 )
-WATCHED = (
-    "open",
-    "import",
-    "socket.connect",
-    "socket.getaddrinfo",
-    "subprocess.Popen",
-    "os.system",
-    "pickle.find_class",
-)
+SEEN = ("open", "import", "socket.connect", "socket.getaddrinfo", "subprocess.Popen", "os.system", "pickle.find_class")
 WITH_BODY = [name for name, operation in OPERATIONS.items() if "requestBody" in operation]
 WITH_JSON = [name for name in WITH_BODY if "application/json" in OPERATIONS[name]["requestBody"]["content"]]
 
@@ -50,7 +42,7 @@ class Watch:
         self.seen: list[str] = []
 
     def note(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self.is_watching and event in WATCHED:
+        if self.is_watching and event in SEEN:
             self.seen.append(f"{event} {arguments}")
 
 

@@ -68,8 +68,7 @@ def test_an_id_that_is_not_allowed_is_refused_before_serve_reads_it(given: bytes
     assert seen == []
     problem = json.loads(body["body"])
     assert (start["status"], problem["errors"][0]["field"]) == (422, "header.X-Request-ID")
-    ids = [value.decode() for name, value in start["headers"] if name == b"x-request-id"]
-    assert ids == [problem["request_id"]]
+    assert [value.decode() for name, value in start["headers"] if name == b"x-request-id"] == [problem["request_id"]]
 
 
 def test_an_allowed_id_and_none_pass() -> None:

@@ -37,8 +37,7 @@ async def replayed(http: ScriptedHttp, by_id: bool = False) -> tuple[SampleResul
 @pytest.mark.parametrize("by_id", [False, True])
 def test_a_result_or_a_record_of_one_is_generated_again(by_id: bool) -> None:
     store: Any = RolloutRecordStore(RolloutRecordsSettings())
-    http = http_with(RolloutRecorder(store))
-    result, again = asyncio.run(replayed(http, by_id))
+    result, again = asyncio.run(replayed(http_with(RolloutRecorder(store)), by_id))
     assert (again.verdict, again.rollout_id) == ("equal", result.rollout_id)
     assert [(each.message, each.weight_version) for each in again.generations] == [(1, "3"), (3, "3")]
     assert again.tokens == result.metrics.assistant_tokens

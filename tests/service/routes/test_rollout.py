@@ -29,8 +29,7 @@ JSON = "application/json"
 
 @pytest.mark.parametrize("name", ["cls", "_fields_set", "self", "model_config", "__class__", ""])
 def test_a_further_field_may_have_any_name(name: str) -> None:
-    response = ScriptedHttp().post({"samples": [{**SAMPLE, name: [None, "x"]}]})
-    assert response.json()["samples"][0][name] == [None, "x"]
+    assert ScriptedHttp().post({"samples": [{**SAMPLE, name: [None, "x"]}]}).json()["samples"][0][name] == [None, "x"]
 
 
 # Formats
@@ -89,15 +88,12 @@ def test_a_rollout_of_many_tokens_is_encoded_in_another_thread(
     service = ScriptedHttp()
     service.generator.script = ["A" * 6]
     log = [{"role": "user", "content": "a", "token_ids": [64] * (length - 6)}]
-    response = service.post({"samples": [{"task_name": "math", "message_log": log}]}, accept=accept)
-    assert response.status_code == 200
+    assert service.post({"samples": [{"task_name": "math", "message_log": log}]}, accept=accept).status_code == 200
     assert [thread == threading.get_ident() for thread in threads] == [is_inline]
 
 
 @pytest.mark.parametrize("accept", [JSON, ARROW])
-def test_a_large_response_is_made_in_parts_in_threads_and_is_the_same(
-    accept: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_response_is_the_same_made_in_parts_in_threads(accept: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(result_encoding, "PART_BYTES", 100)
     monkeypatch.setattr("service.rollout_requests.arrow_encoder.NUMBERS_PER_BATCH", 40)
     monkeypatch.setattr("service.rollout_requests.episodes.uuid4", lambda: UUID(int=7))
@@ -122,9 +118,7 @@ def test_an_error_while_the_first_part_is_made_is_still_a_problem(monkeypatch: p
 
 
 @pytest.mark.parametrize("accept", [JSON, NDJSON, ARROW])
-def test_a_request_is_in_flight_for_the_collector_until_it_is_answered(
-    accept: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_collector_has_a_request_in_flight_until_its_answer(accept: str, monkeypatch: pytest.MonkeyPatch) -> None:
     in_flight: list[bool] = []
 
     @contextmanager

@@ -36,8 +36,7 @@ def test_the_record_of_a_rollout_has_its_result_and_generations() -> None:
     assert record.rollout == result
     assert (record.request_id, record.ended_at, record.policy) == ("step/1", 50.0, None)
     assert re.fullmatch("step/1-[0-9a-f]{16}-0-0", result.rollout_id)
-    made = [(one.message, one.start, one.end) for one in record.generations]
-    assert made == [(1, 0, 2), (3, 0, 2)]
+    assert [(one.message, one.start, one.end) for one in record.generations] == [(1, 0, 2), (3, 0, 2)]
     assert [step.turn for step in record.steps] == [0, 1]
     assert record.began_at is not None
     assert record.began_at <= record.steps[0].began_at <= record.steps[1].began_at
@@ -64,8 +63,7 @@ class LostStore:
 
 
 def test_a_lost_store_costs_no_rollout_anything() -> None:
-    http = recording_http(LostStore())
-    response = http.post({"samples": [SAMPLE], "num_generations": 2})
+    response = recording_http(LostStore()).post({"samples": [SAMPLE], "num_generations": 2})
     assert response.status_code == 200
     assert [sample["status"] for sample in response.json()["samples"]] == ["completed"] * 2
 

@@ -199,8 +199,7 @@ def test_the_last_tokens_of_a_prompt_are_scored_alone(last_n: int, scored: list[
 
 def test_a_client_begins_as_it_is_told_to() -> None:
     async def play(client: Client) -> None:
-        config = (await client.post("client/config", {"sdk_version": "0.38.0"})).json()
-        assert not any(config.values())
+        assert not any((await client.post("client/config", {"sdk_version": "0.38.0"})).json().values())
         assert (await client.post("client/dynamic_config", {"sdk_version": "0.38.0"})).json() == {
             "sample_cancel_enabled": True
         }
@@ -258,8 +257,7 @@ def test_weights_that_are_not_current_are_refused_for_good() -> None:
     asked = {"session_id": SAMPLER.partition(":")[0], "sampling_session_seq_id": 0, "model_path": "tinker://7"}
     opened = world.post("create_sampling_session", asked)
     assert (opened.status_code, opened.json()["errors"][0]["message"]) == (422, "6 is current")
-    sampled = world.sampled(sampler=f"{SAMPLER}7")
-    assert sampled.json() == {"error": "policy.version: 6 is current.", "category": "user"}
+    assert world.sampled(sampler=f"{SAMPLER}7").json() == {"error": "policy.version: 6 is current.", "category": "user"}
 
 
 @pytest.mark.parametrize(

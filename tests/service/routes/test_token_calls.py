@@ -126,8 +126,7 @@ def test_calls_in_flight_are_counted_until_they_end() -> None:
         return (await http.get("/loads")).json()["loads"][0]["num_running_reqs"]
 
     async def counted(http: httpx.AsyncClient) -> list[int]:
-        paths = (*TOKENS, "v1/chat/completions")
-        calls = [asyncio.create_task(http.post(f"/{path}", json={})) for path in paths]
+        calls = [asyncio.create_task(http.post(f"/{path}", json={})) for path in (*TOKENS, "v1/chat/completions")]
         while len(server.requests) < 3:
             await asyncio.sleep(0)
         during = await running(http)

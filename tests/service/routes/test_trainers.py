@@ -96,8 +96,7 @@ def test_questions_are_answered_in_vllms_form(call: str, answered: dict[str, Any
     ],
 )
 def test_the_servers_configuration_has_what_trainers_read(engine: Any, lora: Any, transfer: Any) -> None:
-    service = service_with(description=engine)
-    assert asked(service, "GET /server_info?config_format=json").json() == {
+    assert asked(service_with(description=engine), "GET /server_info?config_format=json").json() == {
         "vllm_config": {
             "model_config": {"model": "m", "dtype": "torch.bfloat16", "max_model_len": 100},
             "parallel_config": {"data_parallel_size": 1},
@@ -127,9 +126,7 @@ KERNEL_FORMAT = rpc("skyrl_start_weight_update", is_checkpoint_format=False)
         ("POST /finish_session", None, "query.session_id", ""),
     ],
 )
-def test_a_wrong_call_is_refused_in_vllms_form_and_reaches_no_store(
-    call: str, body: Any, param: str, says: str
-) -> None:
+def test_a_wrong_call_is_refused_in_vllms_form_before_a_store(call: str, body: Any, param: str, says: str) -> None:
     service = service_with(description=GeneratorDescription("m", 100, 262, model_names=("tiny",)))
     answer = asked(service, call, body)
     error = answer.json()["error"]

@@ -135,9 +135,7 @@ class Fleet:
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Until nothing happens any more, or `until`."""
         while not until():
-            ends = [
-                (end, name) for name, replica in self.replicas.items() if (end := replica.engine.next_end) is not None
-            ]
+            ends = [(end, name) for name, one in self.replicas.items() if (end := one.engine.next_end) is not None]
             next_end = min(ends, default=None)
             if self._events and (next_end is None or self._events[0][0] <= next_end[0]):
                 self.now, _, action = heapq.heappop(self._events)

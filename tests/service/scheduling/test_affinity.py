@@ -73,9 +73,7 @@ Moves = st.lists(st.tuples(st.sampled_from(["turn", "fail", "release"]), st.inte
 
 
 @given(moves=Moves, groups=st.integers(1, 12), replicas=st.integers(1, 5))
-def test_a_new_rollout_goes_to_a_replica_with_the_fewest_rollouts(
-    moves: list[tuple[str, int]], groups: int, replicas: int
-) -> None:
+def test_a_new_rollout_goes_where_the_fewest_are(moves: list[tuple[str, int]], groups: int, replicas: int) -> None:
     affinity, names = new_affinity(), [f"{number}" for number in range(replicas)]
     assigned: dict[str, str | None] = {}
     for move, rollout in moves:

@@ -64,9 +64,7 @@ Moves = st.lists(
 
 
 @given(moves=Moves)
-def test_every_item_is_started_or_removed_exactly_once_in_its_flows_order(
-    moves: list[tuple[str, int, int, int]],
-) -> None:
+def test_each_item_is_started_or_removed_once_in_its_flows_order(moves: list[tuple[str, int, int, int]]) -> None:
     """Against lists: an item is (number, rank), one list for each flow and lane."""
     queue: FairQueue[tuple[int, int], str] = FairQueue()
     flows = [queue.flow(f"{number}", weight=1 + number) for number in range(5)]
@@ -99,9 +97,7 @@ def test_every_item_is_started_or_removed_exactly_once_in_its_flows_order(
     weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), min_size=2, max_size=5),
     costs=st.lists(st.floats(0.5, 10.0), min_size=300, max_size=300),
 )
-def test_flows_that_wait_are_never_further_apart_than_one_item_of_each(
-    weights: list[float], costs: list[float]
-) -> None:
+def test_flows_that_wait_are_no_further_apart_than_an_item_of_each(weights: list[float], costs: list[float]) -> None:
     queue = queue_with({f"{number}": weight for number, weight in enumerate(weights)}, 400)
     service = Counter[int]()
     for cost in costs:

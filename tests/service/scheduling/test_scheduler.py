@@ -100,20 +100,17 @@ def test_scores_and_calls_are_charged_for_their_prompt_and_all_choices(
 def test_a_call_takes_a_place_of_the_window_for_each_of_its_choices() -> None:
     scheduler = new_scheduler("a")
     call = scheduler.submit(call_of(3))
-    others = submit_many(scheduler, 3)
-    assert [each.has_started for each in (call, *others)] == [True, True, False, False]
+    assert [each.has_started for each in (call, *submit_many(scheduler, 3))] == [True, True, False, False]
     assert scheduler.waiting_for("a") == 2
     assert names(scheduler.end(call, new_tokens=300)) == ["r1", "r2"]
-    large = scheduler.submit(call_of(128, "large"))
-    assert (large.has_started, scheduler.waiting_for("a")) == (False, 128)
+    assert (scheduler.submit(call_of(128, "large")).has_started, scheduler.waiting_for("a")) == (False, 128)
 
 
 def test_without_a_window_every_generation_starts_at_once() -> None:
     scheduler = GenerationScheduler(None)
     scheduler.set_capacity(EngineCapacity(SEQUENCES))
     scheduler.set_replicas(["a"])
-    generations = submit_many(scheduler, 50)
-    assert {(scheduled.has_started, scheduled.virtual_time) for scheduled in generations} == {(True, 0)}
+    assert {(scheduled.has_started, scheduled.virtual_time) for scheduled in submit_many(scheduler, 50)} == {(True, 0)}
 
 
 def test_a_rollout_that_has_begun_goes_before_one_that_has_not() -> None:
@@ -157,15 +154,13 @@ def test_a_rollout_stays_on_its_replica_while_that_has_a_free_sequence() -> None
     scheduler = new_scheduler("a", "b")
     first = scheduler.submit(generation("one"))
     scheduler.end(first, new_tokens=100)
-    other = scheduler.submit(generation("other"))
-    assert other.replica == {"a": "b", "b": "a"}[first.replica]
+    assert scheduler.submit(generation("other")).replica == {"a": "b", "b": "a"}[first.replica]
     assert scheduler.submit(generation("one", turn=1, prompt=110)).replica == first.replica
 
 
 def two_begun(scheduler: GenerationScheduler, prompt: int) -> None:
     """Lets two rollouts play their first turn on the only replica, and then fills its window."""
-    begun = [scheduler.submit(generation(name, prompt=prompt)) for name in ("one", "two")]
-    for scheduled in begun:
+    for scheduled in [scheduler.submit(generation(name, prompt=prompt)) for name in ("one", "two")]:
         scheduler.end(scheduled, new_tokens=100)
     submit_many(scheduler, WINDOW)
 
@@ -278,8 +273,7 @@ def test_a_replica_that_is_listed_again_still_has_its_generations() -> None:
     running = submit_many(scheduler, WINDOW)
     scheduler.set_replicas(["b"])
     scheduler.set_replicas(["a", "b"])
-    later = submit_many(scheduler, 8, "s")
-    assert {each.replica for each in later if each.has_started} == {"b"}
+    assert {each.replica for each in submit_many(scheduler, 8, "s") if each.has_started} == {"b"}
     assert [started.replica for started in scheduler.end(running[0], new_tokens=100)] == ["a"]
 
 

@@ -37,8 +37,7 @@ def test_single_samples_do_not_wait_for_a_training_batch(window_factor: float | 
     for number in range(20):
         fleet.at(2.0 + 0.1 * number, partial(fleet.post, Batch(f"{number}", rollouts=1, turns=1)))
     fleet.run(lambda: len(fleet.ended) == 20)
-    longest = max(fleet.seconds(f"{number}") for number in range(20))
-    assert (longest <= longest_s) == (window_factor is not None)
+    assert (max(fleet.seconds(f"{number}") for number in range(20)) <= longest_s) == (window_factor is not None)
 
 
 @pytest.mark.parametrize("ingresses", [1, 2])

@@ -45,9 +45,7 @@ def test_a_window_has_room_for_a_multiple_of_the_batch_within_the_cache(
 
 @pytest.mark.parametrize(("running", "has_room"), [(0, True), (1, True), (10, True), (11, False), (20, False)])
 @pytest.mark.parametrize("choices", [10, 20, 128])
-def test_a_call_of_many_choices_starts_when_half_of_the_window_is_free(
-    choices: int, running: int, has_room: bool
-) -> None:
+def test_a_call_of_many_choices_starts_in_a_half_empty_window(choices: int, running: int, has_room: bool) -> None:
     window = ReplicaWindow(CAPACITY, 2.0)
     for _ in range(running):
         window.add(1.0)
@@ -79,9 +77,7 @@ def test_the_capacity_is_that_of_the_description() -> None:
         (9, 1, 0, (20, 10)),
     ],
 )
-def test_an_ingress_gets_what_the_others_leave(
-    ongoing: int, ingresses: int, of_others: int, rooms: tuple[int, int]
-) -> None:
+def test_an_ingress_gets_what_is_left(ongoing: int, ingresses: int, of_others: int, rooms: tuple[int, int]) -> None:
     window = ReplicaWindow(CAPACITY, 2.0)
     window.observe(ReplicaLoad(ongoing, ingresses=ingresses), ended=0)
     assert (window.of_others, (room_of(window), room_of(window, tokens=100.0))) == (of_others, rooms)

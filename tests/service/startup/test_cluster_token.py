@@ -69,18 +69,14 @@ def test_services_that_start_at_once_have_one_token(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_who_turns_authentication_off_is_warned(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_authentication_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     require_cluster_token()
     assert "whoever reaches a port of Ray can run code here" in caplog.text
     assert RAYLET.get_authentication_mode() == RAYLET.AuthenticationMode.DISABLED
 
 
-def test_a_token_that_cannot_be_kept_is_refused_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_token_not_kept_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "file" / "token"))
     with pytest.raises(ServiceNotStarted, match="Name another file in RAY_AUTH_TOKEN_PATH"):

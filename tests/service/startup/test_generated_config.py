@@ -85,9 +85,7 @@ def test_engines_that_share_a_card_are_replicas(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("cores", "ingresses"), [(2, 1), (15, 1), (16, 2), (31, 3), (192, 4)])
-def test_many_cores_have_several_ingress_replicas(
-    cores: float, ingresses: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_cores_have_several_ingresses(cores: float, ingresses: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generated_configs, "resources_of_this_machine", lambda: {"CPU": cores})
     assert replicas(application())["Ingress"] == ingresses
 
@@ -113,8 +111,7 @@ def test_any_field_of_the_engine_can_be_given_and_takes_precedence() -> None:
         "weight_transfer_config": {"backend": "nccl"},
         "quantization": "fp8",
     }
-    made = application(ServedModel("Qwen/Qwen3-8B", gpus=1, engine=fields))["args"]["engine"]
-    assert made.items() >= fields.items()
+    assert application(ServedModel("Qwen/Qwen3-8B", gpus=1, engine=fields))["args"]["engine"].items() >= fields.items()
 
 
 @pytest.mark.parametrize(
@@ -172,8 +169,7 @@ def test_whether_a_model_sees_is_what_its_config_says(tmp_path: Path, monkeypatc
     )
     named = ["models/shapes", "models/tiny", str(tmp_path), "org/downloaded", "org/elsewhere"]
     assert [sees(name) for name in named] == [True, False, True, True, False]
-    engine = application(ServedModel("org/downloaded", gpus=0))["args"]["engine"]
-    assert engine["max_model_len"] == 77
+    assert application(ServedModel("org/downloaded", gpus=0))["args"]["engine"]["max_model_len"] == 77
     monkeypatch.undo()
     assert not sees("/no/such/folder")
 

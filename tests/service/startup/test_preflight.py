@@ -122,9 +122,7 @@ def harbor(tasks: str, timeout_s: float | None = None, **sandbox: Any) -> dict[s
         ({"access": {"keys_file": "/missing"}}, "access.keys_file", "No such file or directory (/missing)"),
     ],
 )
-def test_what_cannot_work_is_refused_by_its_path(
-    args: dict[str, Any], path: str, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_names_its_path(args: dict[str, Any], path: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("JUDGE_KEY", "RIVALS_KEY"):
         monkeypatch.delenv(variable, raising=False)
     problem, *others = refusal(config(**args))
@@ -230,9 +228,7 @@ def configs_of_the_repository() -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 @pytest.mark.parametrize(("name", "content"), [pytest.param(*each, id=each[0]) for each in configs_of_the_repository()])
-def test_each_config_of_the_repository_can_start(
-    name: str, content: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_config_of_ours_can_start(name: str, content: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_engine_problems", lambda _engine: ())
     config = config_of(content, REPOSITORY / name)
     [application] = config.applications
@@ -240,8 +236,7 @@ def test_each_config_of_the_repository_can_start(
         # A secret of the cluster.
         application.args["access"] = {"guarded_by": "the keys that are not here"}
     check_config(config)
-    built = build(ServiceSettings.model_validate(application.args))
-    assert vars(built)["_bound_deployment"].name == "Ingress"
+    assert vars(build(ServiceSettings.model_validate(application.args)))["_bound_deployment"].name == "Ingress"
 
 
 def test_the_configs_of_the_repository_are_found() -> None:

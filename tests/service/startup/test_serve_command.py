@@ -54,9 +54,7 @@ def test_a_model_that_sees_is_served_with_images(
     assert args.get("images") == ({} if takes_images else None)
 
 
-def test_environments_of_the_working_directory_can_be_imported_in_replicas(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environments_of_the_working_directory_are_importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", ["/one"])
     monkeypatch.setenv("PYTHONPATH", "/two")
     make_importable(tmp_path)

@@ -112,9 +112,7 @@ def test_each_call_is_sent_the_span_that_it_belongs_below() -> None:
     with exported() as (tracer, spans):
         noted = played(tracer)
     calls = [span.context for span in spans if span.name in ("generate", "step") and span.context]
-    assert sorted(noted) == sorted(
-        f"00-{call.trace_id:032x}-{call.span_id:016x}-{call.trace_flags:02x}" for call in calls
-    )
+    assert sorted(noted) == sorted(f"00-{one.trace_id:032x}-{one.span_id:016x}-{one.trace_flags:02x}" for one in calls)
 
 
 def test_only_the_first_rollouts_of_a_request_have_spans() -> None:
@@ -170,8 +168,7 @@ def test_a_stream_that_fails_after_its_status_was_sent_is_an_error() -> None:
     first = ServedPart(b"data: {}\n\n", 200, "text/event-stream; charset=utf-8")
     service = ScriptedHttp(model_server=ScriptedModelServer([first, GenerationLost("It is gone.")]))
     with exported() as (tracer, spans), TestClient(TracingMiddleware(service.app, tracer)) as client:
-        answer = client.post("/v1/chat/completions", json={"messages": [], "stream": True})
-        assert answer.status_code == 200
+        assert client.post("/v1/chat/completions", json={"messages": [], "stream": True}).status_code == 200
     [span] = spans
     assert span.status.status_code is trace.StatusCode.ERROR
     assert [event.name for event in span.events] == ["exception"]

@@ -72,8 +72,7 @@ class PlayedTask(Environment):
         self.requests.append(request)
         if self.fails and len(self.requests) % 2:
             raise EnvironmentLost("The process of the environment has ended.")
-        said = str(request.message_log[-1]["content"])
-        is_right, is_last = "42" in said, request.turn + 1 >= self.turns
+        is_right, is_last = "42" in str(request.message_log[-1]["content"]), request.turn + 1 >= self.turns
         reward = float(is_right) if is_last else 0.25 * request.turn - 0.25
         content = ("Correct." if is_right else "Incorrect. Expected 42.") if is_last else "Go on."
         return StepOutcome({"role": "user", "content": content}, reward, is_last)

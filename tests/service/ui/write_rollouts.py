@@ -29,12 +29,9 @@ def ids_of(text: str) -> list[int]:
 
 def generated(text: str, reward: float, draw: random.Random, version: int) -> dict[str, Any]:
     token_ids = [*ids_of(text), END]
-    middle, end = len(token_ids) // 2, len(token_ids)
+    cut, end = len(token_ids) // 2, len(token_ids)
     logprobs = [math.log(draw.random() ** 0.3) if draw.random() < 0.3 else -0.01 for _ in token_ids]
-    spans = [
-        {"version": str(version), "start": 0, "end": middle},
-        {"version": str(version + 1), "start": middle, "end": end},
-    ]
+    spans = [{"version": str(version), "start": 0, "end": cut}, {"version": str(version + 1), "start": cut, "end": end}]
     return {
         "role": "assistant",
         "content": text,

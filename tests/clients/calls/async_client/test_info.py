@@ -21,8 +21,7 @@ def info_of(vocabulary_sha256: str | None = None) -> Json:
 
 def test_info_is_what_the_service_says(service: ScriptedService) -> None:
     service.info = info_of()
-    info = call(service.url, lambda client: client.info())
-    assert info.model_dump() == service.info
+    assert call(service.url, lambda client: client.info()).model_dump() == service.info
 
 
 def test_the_same_tokenizer_is_checked_by_one_request(service: ScriptedService) -> None:

@@ -54,9 +54,7 @@ def test_results_come_in_input_order_whatever_their_idx(service: ScriptedService
     assert response.model_dump(exclude={"samples"}, exclude_unset=True) == SUMMARY
 
 
-def test_the_progress_bar_counts_rollouts_tokens_and_failures(
-    service: ScriptedService, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_counts_rollouts_tokens_failures(service: ScriptedService, capsys: pytest.CaptureFixture[str]) -> None:
     failed = {"position": 1, "sample": result(1, status="error", error=DIED)}
     service.rollouts.append(lambda _: ndjson(failed, {"position": 0, "sample": result()}, {"summary": SUMMARY}))
     play(service.url, sample(), sample(), progress=True)

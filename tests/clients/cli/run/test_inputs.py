@@ -84,9 +84,7 @@ def test_without_a_map_columns_are_fields_and_nulls_are_absent(tmp_path: Path) -
         ('{"input_row": 1}', {}, "row 0 has a field input_row, which the results have: rename it."),
     ],
 )
-def test_a_row_that_is_no_sample_is_one_sentence(
-    tmp_path: Path, line: str, options: dict[str, Any], sentence: str
-) -> None:
+def test_a_row_of_no_sample_is_one_sentence(tmp_path: Path, line: str, options: dict[str, Any], sentence: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(line.encode("latin-1"))
     with pytest.raises(ValueError) as raised:  # noqa: PT011 - the sentence is compared

@@ -111,8 +111,7 @@ def test_a_run_that_failed_goes_on_with_what_is_missing(run: Run) -> None:
     assert run("--chunk-size", "1").exit_code == 1
     before = len(run.played())
     sent = len(run.service.bodies)
-    again = run("--chunk-size", "1")
-    assert again.exit_code == 0
+    assert run("--chunk-size", "1").exit_code == 0
     assert sorted(run.played()) == EVERY
     assert len(run.service.bodies) - sent == 3 - before // 2
     assert run("--chunk-size", "1").exit_code == 0
@@ -199,9 +198,7 @@ def test_two_runs_do_not_write_one_file(run: Run) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_a_run_of_2000_prompts_that_is_killed_five_times_has_each_once(
-    service: ScriptedService, tmp_path: Path
-) -> None:
+def test_a_run_of_2000_prompts_that_is_killed_5_times_has_each_once(service: ScriptedService, tmp_path: Path) -> None:
     samples, output = tmp_path / "samples.jsonl", tmp_path / "results.jsonl"
     samples.write_text("\n".join(json.dumps(sample()) for _ in range(2000)))
     arguments = [str(samples), "--output", str(output), "--url", service.url]

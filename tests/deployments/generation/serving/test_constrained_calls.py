@@ -18,13 +18,8 @@ from tests.deployments.generation.serving.vllm_layers import Served
 # Importing vLLM takes seconds.
 pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
 QUESTION = {"role": "user", "content": "2 + 3?"}
-PARAMETERS = {
-    "type": "object",
-    "properties": {"a": {"type": "integer"}},
-    "required": ["a"],
-    "additionalProperties": False,
-}
-ADD = {"name": "add", "parameters": PARAMETERS}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+ADD = {"name": "add", "parameters": SCHEMA}
 PARSERS = ("hermes", "glm45", "qwen3_coder", "kimi_k2")
 ENDPOINTS: list[Endpoint] = ["chat/completions", "responses", "messages", "generate", "inference/v1/generate"]
 CHAT, OPENAI, CLAUDE, SGLANG, VLLM = ENDPOINTS
@@ -38,7 +33,7 @@ def body_of(endpoint: Endpoint, strict: bool = False, has_tools: bool = True, **
         body, tool = {"input": "2 + 3?", "max_output_tokens": 9}, {"type": "function", **tool}
     elif endpoint == CLAUDE:
         body = {"model": "small", "messages": [QUESTION], "max_tokens": 9}
-        tool = {"name": "add", "input_schema": PARAMETERS}
+        tool = {"name": "add", "input_schema": SCHEMA}
     else:
         body, tool = {"messages": [QUESTION], "max_tokens": 9}, {"type": "function", "function": tool}
     return {**body, **({"tools": [tool]} if has_tools else {}), **fields}
@@ -56,8 +51,7 @@ async def test_a_call_of_a_session_that_only_has_tools_samples_from_the_policy(p
     served = await Served(tool_call_parser=parser).open()
     single = {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
     for fields in ({}, single if endpoint == CLAUDE else {"parallel_tool_calls": False}):
-        params = await generated(served, endpoint, body_of(endpoint, **fields), "s")
-        assert params.structured_outputs is None
+        assert (await generated(served, endpoint, body_of(endpoint, **fields), "s")).structured_outputs is None
     marks = [message.constrained for sample in await served.samples() for message in sample.message_log[1:]]
     assert marks == [None] * 2
 

@@ -40,8 +40,7 @@ def strict_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("strict") / "model"
     shutil.copytree(SMALL_MODEL, folder)
     template = folder / "chat_template.jinja"
-    text = template.read_text()
-    before, answer, after = text.partition("{{- text -}}\n{%- for call")
+    before, answer, after = template.read_text().partition("{{- text -}}\n{%- for call")
     assert answer
     template.write_text(f"{before}{FIRST_PART}\n{{%- for call{after}")
     return folder

@@ -93,8 +93,7 @@ async def test_a_trainer_gives_the_model_the_pixels_that_the_engine_gives_it(fil
     assert served.engine.images is not None
     [tokens] = await served.engine.images.tokens([name])
     span = ImageSpan(name, 0, len(tokens.token_ids))
-    prompt = await served.engine.images.prompt([*tokens.token_ids], [span])
-    [given] = prompt["mm_kwargs"]["image"]
+    [given] = (await served.engine.images.prompt([*tokens.token_ids], [span]))["mm_kwargs"]["image"]
     assert given is not None
     shown = [MediaRange(media=name, start=0, end=len(tokens.token_ids))]
     log = [

@@ -35,8 +35,7 @@ async def test_a_prompt_of_ids_is_answered_with_ids_and_log_probabilities() -> N
     served = Served()
     ids = served.reply("42")
     turned_off = {"return_routed_experts": False, "return_indexer_topk": False, "image_data": None}
-    answer = await answered(served, {"input_ids": FIRST, "return_logprob": True, "rid": "a", **turned_off})
-    assert answer == {
+    assert await answered(served, {"input_ids": FIRST, "return_logprob": True, "rid": "a", **turned_off}) == {
         "text": "42",
         "output_ids": ids,
         "meta_info": {

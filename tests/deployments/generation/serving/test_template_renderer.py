@@ -26,16 +26,14 @@ def second_prompt(one: Vendor, response: str, messages: list[Any]) -> str:
     ids = packed_ids(one.ids_of(response))
     made = GeneratedMessage("made", CALLING, response, ids, packed_logprobs([0.0] * len(ids)), "stop")
     record.add(EngineCall("call", PLAIN, plan, first.rendered, first.generation_prompt, [made]))
-    second = prepared_prompt(record.plan(messages, PLAIN), messages, PLAIN, renderer)
-    return one.text_of([*second.token_ids])
+    return one.text_of([*prepared_prompt(record.plan(messages, PLAIN), messages, PLAIN, renderer).token_ids])
 
 
 def test_a_result_follows_the_ids_of_its_call_as_the_template_writes_it() -> None:
     one = vendor("gptoss")
     response = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 41}<|call|>'
     after = '<|start|>functions.add to=assistant<|channel|>commentary<|message|>"42"<|end|><|start|>assistant'
-    prompt = second_prompt(one, response, [QUESTION, CALLING, RESULT])
-    assert prompt == one.rendered([QUESTION]) + response + after
+    assert second_prompt(one, response, [QUESTION, CALLING, RESULT]) == one.rendered([QUESTION]) + response + after
 
 
 def test_a_result_that_the_template_drops_is_refused() -> None:

@@ -53,8 +53,7 @@ async def test_both_apis_and_chats_continue_the_same_record() -> None:
     served = await Served().open()
     first, second, third = (served.reply(text) for text in "456")
     body = {"messages": [{"role": "user", "content": "Q"}], "return_token_ids": True}
-    answer = await served.answered("chat/completions", body, "s")
-    prompt = [*answer["prompt_token_ids"], *first]
+    prompt = [*(await served.answered("chat/completions", body, "s"))["prompt_token_ids"], *first]
     await asked(served, "generate", [*prompt, *BETWEEN])
     await asked(served, "inference/v1/generate", [*prompt, *BETWEEN, *second])
     [sample] = await served.samples()
@@ -64,8 +63,7 @@ async def test_both_apis_and_chats_continue_the_same_record() -> None:
 
 async def test_a_chat_does_not_go_on_from_a_raw_prompt_that_says_the_same() -> None:
     served = await Served().open()
-    tokenizer = served.core.get_tokenizer()
-    raw = tokenizer.encode("Q", add_special_tokens=False)
+    raw = served.core.get_tokenizer().encode("Q", add_special_tokens=False)
     served.reply("4")
     served.reply("5")
     await asked(served, "generate", raw)
@@ -90,8 +88,7 @@ async def test_parameters_that_a_call_leaves_out_are_the_sessions(endpoint: Endp
 async def test_a_stream_is_recorded_before_its_end_is_sent(endpoint: Endpoint) -> None:
     served = await Served().open()
     ids = served.reply("42")
-    events = await served.events(endpoint, body_of(endpoint, PROMPT), "s")
-    assert events
+    assert await served.events(endpoint, body_of(endpoint, PROMPT), "s")
     [sample] = await served.samples()
     assert log_of(sample)[1] == ("assistant", ids, True)
 

@@ -98,8 +98,7 @@ def test_commands_get_over_no_wall_and_the_sandbox_goes_on(
     for done, (line, pattern) in zip(outcomes, REFUSED.items(), strict=False):
         assert done.exit_code != 0, line
         assert re.search(pattern, done.stderr, re.DOTALL), (line, done)
-    answers = [done.stdout for done in outcomes[len(lines) :]]
-    assert dict(zip(ANSWERED, answers, strict=True)) == ANSWERED
+    assert dict(zip(ANSWERED, [done.stdout for done in outcomes[len(lines) :]], strict=True)) == ANSWERED
 
 
 def test_processes_and_files_are_bounded(provider: LocalProvider, folder: Path) -> None:
@@ -163,9 +162,7 @@ def test_a_network_is_refused(provider: LocalProvider, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["echo \0", "echo \ud800"], ids=["a null byte", "a lone surrogate"])
-def test_a_command_that_no_process_can_have_fails_and_the_sandbox_goes_on(
-    provider: LocalProvider, folder: Path, line: str
-) -> None:
+def test_an_impossible_command_fails_and_the_sandbox_goes_on(provider: LocalProvider, folder: Path, line: str) -> None:
     failed, after = tried(provider, folder, line, "echo here")
     assert (failed.exit_code, failed.stdout, failed.stderr != "") == (127, "", True)
     assert after.stdout == "here\n"

@@ -47,15 +47,11 @@ def sample(until: int = 2) -> dict[str, Any]:
 
 
 def test_a_rollout_is_played_in_the_other_process(tally: HostedEnvironment) -> None:
-    played = play(tally, ["who?", "b", "c"], sample())
-    begun, asked, process, *rest = [message["content"] for message in played.message_log]
+    done = play(tally, ["who?", "b", "c"], sample())
+    begun, asked, process, *rest = [message["content"] for message in done.message_log]
     assert (begun, asked, rest) == ("Begin.", "who?", ["b", "2"])
     assert psutil.Process(int(process)).ppid() == psutil.Process().pid
-    assert (played.rewards, played.terminated, played.extra_env_info) == (
-        {"tally": 2.0},
-        True,
-        {"until": 2, "count": 2},
-    )
+    assert (done.rewards, done.terminated, done.extra_env_info) == ({"tally": 2.0}, True, {"until": 2, "count": 2})
 
 
 def test_observations_come_over_also_as_images_and_where_there_is_none(tally: HostedEnvironment) -> None:
@@ -88,9 +84,7 @@ def test_fields_are_checked_without_the_host(tally: HostedEnvironment, wrong: di
         ("raise", HostedEnvironmentError, "KeyError: 'tally'"),
     ],
 )
-def test_what_it_raises_is_raised_here(
-    tally: HostedEnvironment, reply: str, error: type[Exception], message: str
-) -> None:
+def test_what_it_raises_comes_here(tally: HostedEnvironment, reply: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message) as raised:
         play(tally, [reply], sample())
     if error is HostedEnvironmentError:
@@ -176,11 +170,9 @@ def test_a_host_that_does_not_start_is_named() -> None:
 
 def test_a_host_has_few_variables_and_those_that_its_settings_name() -> None:
     own = {"PATH": "/bin", "HOME": "/root", "API_KEY": "secret", "HF_HOME": "/models"}
-    settings = _HostSettings(
-        python="python", import_path="a:B", variables={"MODE": "fast"}, passed_variables=["HF_HOME"]
-    )
-    assert _variables_of(settings, own) == {"PATH": "/bin", "HOME": "/root", "HF_HOME": "/models", "MODE": "fast"}
-    assert _variables_of(settings, {}) == {"MODE": "fast"}
+    made = _HostSettings(python="python", import_path="a:B", variables={"MODE": "fast"}, passed_variables=["HF_HOME"])
+    assert _variables_of(made, own) == {"PATH": "/bin", "HOME": "/root", "HF_HOME": "/models", "MODE": "fast"}
+    assert _variables_of(made, {}) == {"MODE": "fast"}
 
 
 def test_only_a_host_on_another_machine_is_reached_through_a_proxy() -> None:

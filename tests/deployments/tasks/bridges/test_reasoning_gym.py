@@ -115,9 +115,7 @@ def test_wrong_tasks_and_settings_are_refused_when_the_environment_is_made() -> 
         *((task, "open({path!r}, 'w')") for task in ("polynomial_multiplication", "puzzle24", "countdown")),
     ],
 )
-def test_an_answer_that_is_code_is_not_run(
-    gym: ReasoningGymEnvironment, tmp_path: Path, task: str, answer: str
-) -> None:
+def test_an_answer_of_code_is_not_run(gym: ReasoningGymEnvironment, tmp_path: Path, task: str, answer: str) -> None:
     touched = tmp_path / "touched"
     assert answered(gym, answer.format(path=str(touched)), task).total_reward < 0.1
     assert not touched.exists()

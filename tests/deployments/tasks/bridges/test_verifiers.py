@@ -64,9 +64,7 @@ def guesses() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("reply", "rewards"), [("4", {"right": 2.0, "short": 1.0}), ("not four", {"right": 0, "short": 0})]
 )
-def test_an_environment_of_one_turn_gives_its_weighted_rewards_by_name(
-    sums: str, reply: str, rewards: dict[str, float]
-) -> None:
+def test_one_turn_gives_its_weighted_rewards_by_name(sums: str, reply: str, rewards: dict[str, float]) -> None:
     sessions = ScriptedSessions(one=[reply])
     answers = asyncio.run(sessions.played(sums, one=3))
     [[system, question]] = sessions.asked["one"]

@@ -59,9 +59,7 @@ def be_busy() -> None:
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def test_the_events_of_hundreds_of_calls_take_few_iterations(
-    port: int, run: Callable[[Coroutine[Any, Any, int]], int]
-) -> None:
+def test_events_of_many_calls_take_few_iterations(port: int, run: Callable[[Coroutine[Any, Any, int]], int]) -> None:
     assert run(iterations_of_calls(port)) < MOST_ITERATIONS
 
 

@@ -44,9 +44,7 @@ def test_an_adapter_is_added_to_its_own_tokens_only() -> None:
     add_inputs=st.booleans(),
     offset=st.integers(0, 2),
 )
-def test_the_products_are_those_of_vllm(
-    adapters: list[int], seed: int, left_alone: bool, add_inputs: bool, offset: int
-) -> None:
+def test_products_are_vllms(adapters: list[int], seed: int, left_alone: bool, add_inputs: bool, offset: int) -> None:
     own = as_vllm_has_it()
     made = torch.Generator().manual_seed(seed)
     indices, tokens = torch.tensor(adapters), len(adapters)

@@ -26,9 +26,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
     return values
 
 
-def test_each_kind_of_metric_is_given_to_ray_under_a_name_that_it_takes(
-    registry: CollectorRegistry, given: Given
-) -> None:
+def test_each_kind_of_metric_has_a_name_that_ray_takes(registry: CollectorRegistry, given: Given) -> None:
     Counter("vllm:tokens", "Tokens.", ["engine"], registry=registry).labels("0").inc(3)
     Gauge("vllm:running", "Requests.", registry=registry).set(2)
     histogram = Histogram("vllm:step_seconds", "Time.", ["engine"], buckets=[0.5, 1], registry=registry).labels("0")

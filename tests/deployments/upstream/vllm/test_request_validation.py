@@ -117,7 +117,5 @@ def errors_of(model: type[BaseModel], body: dict[str, Any]) -> int:
         (DetokenizeRequest, {}, "tokens"),
     ],
 )
-def test_a_thousand_wrong_items_have_the_errors_of_one(
-    model: type[BaseModel], body: dict[str, Any], field: str
-) -> None:
+def test_1000_wrong_items_have_the_errors_of_one(model: type[BaseModel], body: dict[str, Any], field: str) -> None:
     assert errors_of(model, {**body, field: [{}] * 1000}) == errors_of(model, {**body, field: [{}]})
