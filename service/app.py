@@ -113,7 +113,9 @@ def build(settings: ServiceSettings) -> Application:
 def _agent_host(task_name: str, agent: AgentSettings, options: dict[str, dict[str, float]]) -> Application:
     name = agent_deployment(task_name)
     host = deployment(EnvironmentHost, name, options).options(request_router_config=NAMED_REPLICA_ROUTING)
-    return host.bind(name, RUNS_OF_TASK, {"settings": agent}, agent.timeout_s + HOST_GRACE_S)
+    # A sandbox that is ready waits until the runs before it have ended.
+    waits_s = 0.0 if agent.harbor is None else agent.timeout_s
+    return host.bind(name, RUNS_OF_TASK, {"settings": agent}, waits_s + agent.timeout_s + HOST_GRACE_S)
 
 
 def deployment(replica: type, name: str, ray_actor_options: dict[str, dict[str, float]]) -> serve.Deployment:

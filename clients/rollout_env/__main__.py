@@ -2,14 +2,13 @@
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 from urllib.parse import quote
-from urllib.request import Request, urlopen
+
+from pydantic import ValidationError
 
 from rollout_env.certificate import Certificate
 from rollout_env.certify import PanelSettings, certify
@@ -17,6 +16,8 @@ from rollout_env.check import ORDINARY_REPLIES
 from rollout_env.loading import EnvironmentNotLoadable, certified_environment, load_environment
 from rollout_env.play import run
 from rollout_env.scaffold import NotWritten, write_environment
+from rollout_env.steps import problems_of
+from rollout_env.worth import NotCertified, PolicyServer, posted
 
 HARBOR_TASKS = "deployments.harbor.tasks:HarborTasks"
 """The environment of tasks in Harbor's format, which the package of the service has."""
@@ -29,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         text, is_wrong = options.command(options)
     except (NotWritten, EnvironmentNotLoadable, NotCertified) as error:
         sys.exit(str(error))
+    except ValidationError as error:
+        sys.exit(problems_of(error, "the panel's settings"))
     sys.stdout.write(f"{text}\n")
     if is_wrong:
         sys.exit(1)
@@ -52,6 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     certified.add_argument("--best", type=float, help="the reward of a solution, in place of the task's own")
     certified.add_argument("--floor", type=float, help="the most that a player without work may earn")
     certified.add_argument("--step-timeout", type=float, default=60.0, help="seconds that a step may take")
+    certified.add_argument(
+        "--policy", help="URL with /v1 of a model, which plays the samples too: what are they worth?"
+    )
+    certified.add_argument("--model", help="of the policy's server, where it has several")
+    certified.add_argument("--generations", type=int, default=4, help="of the policy, of each sample")
+    certified.add_argument("--band", type=float, nargs=2, default=(0.0, 1.0), help="share of them that must be solved")
     certified.add_argument("--only", action="append", help="make this check alone; may be given several times")
     certified.add_argument("--out", type=Path, help="write the certificate to this file")
     certified.add_argument("--json", action="store_true", help="print the certificate as one JSON document")
@@ -97,24 +106,18 @@ def _certified_here(options: argparse.Namespace, settings: PanelSettings) -> Cer
     import_path, arguments = options.environment, options.arguments
     if Path(import_path).is_dir():
         import_path, arguments = HARBOR_TASKS, {"settings": {"tasks": str(Path(import_path).resolve()), **arguments}}
-    return run(certify(options.environment, certified_environment(import_path, arguments), arguments, settings))
+    make, policy = certified_environment(import_path, arguments), None
+    if options.policy is not None:
+        policy = PolicyServer(options.policy, options.model, generations=options.generations, band=tuple(options.band))
+    return run(certify(options.environment, make, arguments, settings, policy))
 
 
 def _certified_there(options: argparse.Namespace, settings: PanelSettings) -> Certificate:
     """The certificate of a running service. Raises `NotCertified`."""
-    headers = {"content-type": "application/json", "authorization": f"Bearer {os.environ.get('ROLLOUT_API_KEY', '')}"}
+    if options.policy is not None:
+        raise NotCertified("--policy plays an environment of this machine: leave --url out, or --policy.")
     url = f"{options.url.rstrip('/')}/tasks/{quote(options.environment, safe='')}/certify"
-    try:
-        with urlopen(Request(url, settings.model_dump_json().encode(), headers)) as answer:
-            return Certificate.of(json.load(answer))
-    except HTTPError as error:
-        raise NotCertified(f"{url} answered {error.code}: {error.read().decode(errors='replace')}") from error
-    except OSError as error:
-        raise NotCertified(f"{url} does not answer: {error}.") from error
-
-
-class NotCertified(Exception):
-    """A service gave no certificate. The message is a sentence."""
+    return Certificate.of(posted(url, settings.model_dump()))
 
 
 def _serve_command(options: argparse.Namespace) -> tuple[str, bool]:

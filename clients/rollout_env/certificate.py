@@ -102,7 +102,7 @@ def hash_in(path: Path, environment: TaskEnvironment, arguments: Mapping[str, An
         found = json.loads(path.read_text(encoding="utf-8"))
         given = str(found.pop("hash"))
         passed, of, source = found["passed"], found["arguments"], found["source"]
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CertificateRefused(f"{path} is no certificate: {type(error).__name__}: {error}.") from error
     if given != _hash_of(found):
         raise CertificateRefused(f"{path} was changed after it was made: certify the environment anew.")

@@ -7,8 +7,6 @@ import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,14 +14,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from rollout_env.certificate import Certificate, CertifiedCheck, Group, source_of
 from rollout_env.check import ORDINARY_REPLIES, Checker, Rule
 from rollout_env.environment import Reference, TaskEnvironment, forks_sessions, has_sessions
-from rollout_env.play import PlayResult, Reply, Sample, ScriptedRollout, begin, run
-from rollout_env.players import PLAYERS, replies_without_work
+from rollout_env.play import Reply, Sample, run
+from rollout_env.players import PLAYERS, Play, play_to_end, replies_without_work
 from rollout_env.probes import MARK, NOTHING, PROBES, Host, Probe, host
-from rollout_env.records import OutcomeInvalid, SampleRejected, TemporaryFailure
-from rollout_env.steps import RolloutSteps, StepTooSlow, call, longest_block
+from rollout_env.records import OutcomeInvalid
+from rollout_env.steps import StepTooSlow, call, longest_block
+from rollout_env.worth import MOST_AT_ONCE, NotCertified, PolicyServer, shares
 
 Make = Callable[[], TaskEnvironment]
 LAWS = ("equal_plays", "two_processes", "after_any_end", "rejected_input", "resume", "time_limits")
+WORTH = ("band", "disputed")
 PLAYS = 20
 """How often equal replies are played, half of the times in another process."""
 TURNS = 8
@@ -55,102 +55,35 @@ class PanelSettings(BaseModel):
     """Whether equal replies must earn equal rewards."""
     step_timeout_s: float = Field(default=60.0, gt=0, le=3600)
     """Seconds that a start, or a step with the opening of its session, may take."""
-    replies: Sequence[Reply] = Field(default=ORDINARY_REPLIES, min_length=1)
+    replies: Sequence[str] = Field(default=ORDINARY_REPLIES, min_length=1)
     """Played where the task knows no solution."""
     only: Sequence[str] = ()
     """Names of the checks that are made; by default all."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Play:
-    """The end of one rollout."""
-
-    result: PlayResult
-    """As far as it went."""
-    error: Exception | None = None
-    blocked_s: float = 0.0
-
-    @property
-    def verdict(self) -> Any:
-        """Its rewards, or the type of its failure."""
-        return self.result.rewards if self.error is None else type(self.error).__name__
-
-    @property
-    def reward(self) -> float | None:
-        """None of a rollout that failed."""
-        return self.result.total_reward if self.error is None else None
-
-    @property
-    def is_typed(self) -> bool:
-        """Whether it ended by itself, or by a failure that the service knows as the task's."""
-        return self.error is None or isinstance(self.error, SampleRejected | TemporaryFailure | StepTooSlow)
-
-    @property
-    def text(self) -> str:
-        """All that the player was told."""
-        told = [message["content"] for turn in self.result.turns for message in turn.outcome.observations]
-        return "\n".join([*told, *([str(self.error)] if self.error else [])])
-
-    def __str__(self) -> str:
-        if self.error is not None:
-            return f"failed by {type(self.error).__name__}: {str(self.error)[:200]}".rstrip(".")
-        return f"earned {self.result.total_reward:g}"
-
-
-async def play_to_end(
-    instances: Sequence[TaskEnvironment],
-    sample: Sample,
-    replies: Sequence[Reply],
-    timeout_s: float,
-    turns: int | None = None,
-    forks: bool = False,
-) -> _Play:
-    """Plays the replies until the rollout ends, whatever the environment raises.
-
-    Args:
-        instances: the steps alternate between them.
-        turns: how many replies are played before the rollout is left.
-        forks: whether the sample is the log of a rollout, which goes on.
-    """
-    rollout, steps, blocked_s = ScriptedRollout(sample), RolloutSteps(instances, forks=forks), 0.0
-    error: Exception | None = None
-    try:
-        _, blocked_s = await longest_block(begin(rollout, instances[0]), timeout_s)
-        for reply in replies[:turns]:
-            if rollout.terminated:
-                break
-            rollout.add_reply(reply)
-            step = steps.step(rollout.messages_so_far(), deepcopy(rollout.extra_env_info))
-            outcome, of_step = await longest_block(step, timeout_s)
-            blocked_s = max(blocked_s, of_step)
-            rollout.add_outcome(outcome)
-    except Exception as raised:  # noqa: BLE001 - whatever an environment raises is judged
-        error = raised
-    try:
-        await longest_block(steps.close(), timeout_s)
-    except Exception as raised:  # noqa: BLE001 - as above
-        error = error or raised
-    return _Play(rollout.result(), error, blocked_s)
-
-
-async def certify(name: str, make: Make, arguments: Mapping[str, Any], settings: PanelSettings) -> Certificate:
+async def certify(
+    name: str, make: Make, arguments: Mapping[str, Any], settings: PanelSettings, policy: PolicyServer | None = None
+) -> Certificate:
     """Plays the panel. Takes a minute or a few; sets a variable of this process meanwhile.
 
     Args:
         name: of the environment in the certificate, with its `arguments`.
         make: makes an instance; several are made, one of them in a process of its own, for which it is pickled.
+        policy: plays the samples too, to see what they are worth to it.
     """
     with host() as this_machine:
         panel = _Panel(make, settings, this_machine)
         try:
             await panel.play()
+            if policy is not None:
+                await panel.weigh(policy)
         except _AlwaysSlow:
             for check in panel.checks.values():
                 check.note = check.note or f"it was given up after {MOST_SLOW} plays beyond the time limit"
         finally:
             await panel.close()
     checks = [check for check in panel.checks.values() if panel.wants(check.name)]
-    return Certificate(name, arguments, source_of(panel.first), checks)
+    return Certificate(name, arguments, source_of(panel.first), checks, panel.measured)
 
 
 class _AlwaysSlow(Exception):
@@ -167,12 +100,14 @@ class _Panel:
             "players": PLAYERS,
             "laws": LAWS,
             "isolation": PROBES,
+            "worth": WORTH,
         }
         self.checks = {name: CertifiedCheck(name, group) for group, names in groups.items() for name in names}
         self._instances = [make(), make()]
         self.first = self._instances[0]
-        self._solved: dict[str, _Play] = {}
+        self._solved: dict[str, Play] = {}
         self._slow = 0
+        self.measured: dict[str, float] = {}
 
     def wants(self, *names: str) -> bool:
         """Whether one of these checks is made."""
@@ -218,7 +153,7 @@ class _Panel:
         turns: int | None = None,
         may_hang: bool = False,
         elsewhere: bool = False,
-    ) -> _Play:
+    ) -> Play:
         """A rollout, with what each play must keep: on the first instance, or one that goes on `elsewhere`."""
         instance = self._instances[elsewhere]
         play = await play_to_end([instance], sample, replies, self._settings.step_timeout_s, turns, forks=elsewhere)
@@ -355,7 +290,34 @@ class _Panel:
             self.checks[probe.check].judged(_undeserved(name, play, worth, f"a program that {probe.what}"))
             self.checks[probe.check].judged(self._broken_wall(probe, play), plays=0)
 
-    def _broken_wall(self, probe: Probe, play: _Play) -> str | None:
+    async def weigh(self, policy: PolicyServer) -> None:
+        """Has the policy play the samples, and each of its rollouts judged a second time."""
+        samples = await call(self.first.example_samples, self._settings.samples, self._settings.seed)
+        places, solved = asyncio.Semaphore(MOST_AT_ONCE), []
+
+        async def weighed(sample: Sample) -> bool:
+            tools = sample.get("tools") or self.first.tools
+            async with places:
+                limit_s = self._settings.step_timeout_s
+                play = await play_to_end(
+                    self._instances[:1], sample, lambda messages: policy.reply(messages, tools), limit_s
+                )
+                if isinstance(play.error, NotCertified):
+                    raise play.error
+                said = [message for message in play.result.message_log if message["role"] == "assistant"]
+                again = await play_to_end(self._instances[1:], sample, said[-len(play.result.turns) :], limit_s)
+            differs = f"A rollout of the policy {play}, and judged a second time it {again}."
+            self.checks["disputed"].judged(differs if play.verdict != again.verdict else None)
+            return play.reward is not None and play.reward >= (await self._worth_of(sample)).best - CLOSE
+
+        for sample in samples:
+            solved.append(await asyncio.gather(*(weighed(sample) for _ in range(policy.generations))))
+        self.measured = shares(solved)
+        (least, most), share = policy.band, self.measured["solved"]
+        outside = f"The policy solves {share:g} of its rollouts, and the band is {least:g} to {most:g}."
+        self.checks["band"].judged(None if least <= share <= most else outside, plays=len(samples) * policy.generations)
+
+    def _broken_wall(self, probe: Probe, play: Play) -> str | None:
         was_reached, (_, _, said) = self._host.was_reached(), play.text.partition(f"{MARK} ")
         if probe.check == "left_behind":
             return "A process that a program left runs on after its rollout." if self._host.processes_left() else None
@@ -379,7 +341,7 @@ def verdicts_of(make: Make, cases: Sequence[tuple[Sample, Sequence[Reply]]], tim
     return run(played())
 
 
-def _undeserved(name: str, play: _Play, worth: Reference, what: str) -> str | None:
+def _undeserved(name: str, play: Play, worth: Reference, what: str) -> str | None:
     """What is wrong with a rollout that must earn nothing."""
     if play.reward is not None and play.reward > worth.floor + CLOSE:
         return f"{name}: {what} {play}, and the floor is {worth.floor:g}."

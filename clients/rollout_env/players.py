@@ -1,13 +1,19 @@
-"""Players without a model, for `rollout env certify`: what each of them replies to a sample."""
+"""Players without a model, for `rollout env certify`: what each of them replies to a sample; and one play of it."""
 
 import random
 import string
-from collections.abc import Iterator, Sequence
-from typing import Literal, get_args
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
-from rollout_env.environment import Reference
-from rollout_env.play import PlayResult
+from rollout_env.environment import Reference, TaskEnvironment
+from rollout_env.play import PlayResult, Reply, Sample, ScriptedRollout, begin
+from rollout_env.records import ChatMessage, SampleRejected, TemporaryFailure
+from rollout_env.steps import RolloutSteps, StepTooSlow, longest_block
 
+MOST_TURNS = 16
+"""Bound of a rollout whose replies come one by one."""
 PlayerName = Literal[
     "oracle", "no_op", "empty", "echo", "format_alone", "all_answers", "injection", "random", "hang", "flood"
 ]
@@ -79,3 +85,77 @@ def _last_answer(solved: PlayResult | None) -> tuple[str, str]:
     """The oracle's last reply, and the answer that the environment read from it; empty where it read none."""
     answered = [turn for turn in solved.turns if turn.outcome.answer] if solved else []
     return (answered[-1].reply, answered[-1].outcome.answer or "") if answered else ("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """The end of one rollout."""
+
+    result: PlayResult
+    """As far as it went."""
+    error: Exception | None = None
+    blocked_s: float = 0.0
+
+    @property
+    def verdict(self) -> Any:
+        """Its rewards, or the type of its failure."""
+        return self.result.rewards if self.error is None else type(self.error).__name__
+
+    @property
+    def reward(self) -> float | None:
+        """None of a rollout that failed."""
+        return self.result.total_reward if self.error is None else None
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether it ended by itself, or by a failure that the service knows as the task's."""
+        return self.error is None or isinstance(self.error, SampleRejected | TemporaryFailure | StepTooSlow)
+
+    @property
+    def text(self) -> str:
+        """All that the player was told."""
+        told = [message["content"] for turn in self.result.turns for message in turn.outcome.observations]
+        return "\n".join([*told, *([str(self.error)] if self.error else [])])
+
+    def __str__(self) -> str:
+        if self.error is not None:
+            return f"failed by {type(self.error).__name__}: {str(self.error)[:200]}".rstrip(".")
+        return f"earned {self.result.total_reward:g}"
+
+
+async def play_to_end(
+    instances: Sequence[TaskEnvironment],
+    sample: Sample,
+    replies: Sequence[Reply] | Callable[[list[ChatMessage]], Awaitable[Reply]],
+    timeout_s: float,
+    turns: int | None = None,
+    forks: bool = False,
+) -> Play:
+    """Plays the replies until the rollout ends, whatever the environment raises.
+
+    Args:
+        instances: the steps alternate between them.
+        replies: or what makes the next one of the messages so far, for at most `MOST_TURNS`.
+        turns: how many replies are played before the rollout is left.
+        forks: whether the sample is the log of a rollout, which goes on.
+    """
+    rollout, steps, blocked_s = ScriptedRollout(sample), RolloutSteps(instances, forks=forks), 0.0
+    error: Exception | None = None
+    try:
+        _, blocked_s = await longest_block(begin(rollout, instances[0]), timeout_s)
+        for number in range(MOST_TURNS if callable(replies) else len(replies[:turns])):
+            if rollout.terminated:
+                break
+            reply = await replies(rollout.messages_so_far()) if callable(replies) else replies[number]
+            rollout.add_reply(reply)
+            step = steps.step(rollout.messages_so_far(), deepcopy(rollout.extra_env_info))
+            outcome, of_step = await longest_block(step, timeout_s)
+            blocked_s = max(blocked_s, of_step)
+            rollout.add_outcome(outcome)
+    except Exception as raised:  # noqa: BLE001 - whatever an environment raises is judged
+        error = raised
+    try:
+        await longest_block(steps.close(), timeout_s)
+    except Exception as raised:  # noqa: BLE001 - as above
+        error = error or raised
+    return Play(rollout.result(), error, blocked_s)

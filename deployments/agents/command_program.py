@@ -130,6 +130,9 @@ class _ProcessFolder(RunningSandbox):
         except OSError as error:
             raise SandboxRefused(f"{error}.") from error
 
+    async def snapshot(self) -> str:
+        raise SandboxRefused("A command without sandbox: true has no snapshots.")
+
     async def reach(self, base_url: str) -> str:
         return base_url
 

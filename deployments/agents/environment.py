@@ -20,8 +20,6 @@ from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironmen
 
 RUNS_OF_TASK = f"{__name__}:AgentRunsOfTask"
 """Import path of the environment that the host loads."""
-COMMANDS_AT_ONCE = 16
-"""Default limit of concurrent commands or sandboxes of a replica."""
 SECONDS = "agent_s"
 """The metric with the wall time of a run."""
 ENDED_WITHIN_S = 1.0
@@ -38,9 +36,9 @@ class AgentRunsOfTask(TaskEnvironment):
 
     def __init__(self, settings: AgentSettings) -> None:
         """Raises `AgentNotLoadable`, `ProviderUnusable`, `HarborTaskRefused` or `KeyMissing`."""
-        self.max_concurrent_steps = settings.max_concurrent_runs
-        if self.max_concurrent_steps is None and (settings.command is not None or settings.harbor is not None):
-            self.max_concurrent_steps = COMMANDS_AT_ONCE
+        places = settings.places
+        # As many more have their sandboxes made, in the order in which they get a place.
+        self.max_concurrent_steps = 2 * places if settings.harbor is not None and places is not None else places
         self._program = _program_of(settings)
         self._timeout_s = settings.timeout_s
 
@@ -61,7 +59,10 @@ class AgentRunsOfTask(TaskEnvironment):
     async def _run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
         running = asyncio.create_task(self._program.run(call, said))
         try:
-            await asyncio.wait([running], timeout=self._timeout_s)
+            async with asyncio.timeout(self._timeout_s) as said.limit:
+                await asyncio.wait([running])
+        except TimeoutError:
+            pass
         finally:
             if is_late := not running.done():
                 running.cancel()

@@ -10,14 +10,14 @@ judged by what it has left.
 import asyncio
 import base64
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from deployments.agents.command_program import run_in_sandbox, sandbox_failures
 from deployments.agents.programs import AgentCall, AgentProgram, CallableProgram, RunNotes
-from deployments.agents.settings import LONGEST_RUN_S, AgentSettings
+from deployments.agents.settings import COMMANDS_AT_ONCE, LONGEST_RUN_S, AgentSettings
 from deployments.failures import AgentFailed, EnvironmentRejected, RolloutFailure, VerifierFailed
 from deployments.harbor.tasks import TIMES, HarborInfo, HarborSettings, HarborTask, HarborTasks, tasks_within
 from deployments.harbor.verifier import NotJudged, judge, prepare
@@ -55,6 +55,7 @@ class HarborProgram(AgentProgram):
         self._command = settings.command
         self._function = None if settings.import_path is None else CallableProgram(settings.import_path, ["sandbox"])
         self._timeout_s = settings.timeout_s
+        self._places = asyncio.Semaphore(settings.places or COMMANDS_AT_ONCE)
         self._provider = open_provider(harbor.sandbox.provider, harbor.sandbox.options)
 
     async def run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
@@ -63,7 +64,10 @@ class HarborProgram(AgentProgram):
             with _timed(said, "create"):
                 sandbox = await self._provider.open(self._spec_of(task))
             try:
-                return await self._played(call, task, sandbox, said)
+                with _judgment_of(task):
+                    first = await prepare(sandbox)
+                    async with said.place_of(self._places):
+                        return await self._played(call, task, sandbox, said, first)
             finally:
                 with _timed(said, "destroy"):
                     await sandbox.close()
@@ -94,22 +98,19 @@ class HarborProgram(AgentProgram):
             network=environment.wants_network and self._provider.has_network,
             read_only_folders=tuple(self._command.folders) if self._command is not None else (),
             build_timeout_s=environment.build_timeout_sec,
-            lifetime_s=self._timeout_s,
+            # It may wait for a place as long as another run takes.
+            lifetime_s=2 * self._timeout_s,
         )
 
     async def _played(
-        self, call: AgentCall, task: HarborTask, sandbox: RunningSandbox, said: RunNotes
+        self, call: AgentCall, task: HarborTask, sandbox: RunningSandbox, said: RunNotes, first: Set[str]
     ) -> dict[str, float]:
-        try:
-            first = await prepare(sandbox)
-            with _timed(said, "run"):
-                await self._agent(call, task, sandbox, said)
-            with _timed(said, "judge"):
-                rewards, ended = await judge(sandbox, task, first)
-            if ended:
-                said.metrics["agent_processes_ended"] = float(ended)
-        except (NotJudged, ProcessesLeft) as error:
-            raise VerifierFailed(f"The task {task.name} was not judged. {error}") from error
+        with _timed(said, "run"):
+            await self._agent(call, task, sandbox, said)
+        with _timed(said, "judge"):
+            rewards, ended = await judge(sandbox, task, first)
+        if ended:
+            said.metrics["agent_processes_ended"] = float(ended)
         if MAIN_REWARD not in rewards:
             return rewards
         said.metrics |= {f"verifier_{name}": value for name, value in rewards.items() if name != MAIN_REWARD}
@@ -135,6 +136,15 @@ class HarborProgram(AgentProgram):
                 raise error.__cause__ from error
             said.sentence = str(error)
             said.metrics["agent_failed"] = 1.0
+
+
+@contextmanager
+def _judgment_of(task: HarborTask) -> Iterator[None]:
+    """Raises `VerifierFailed` for what keeps the task from being judged."""
+    try:
+        yield
+    except (NotJudged, ProcessesLeft) as error:
+        raise VerifierFailed(f"The task {task.name} was not judged. {error}") from error
 
 
 @contextmanager

@@ -5,9 +5,11 @@ rollout and answers when the run has ended. A command is `CommandProgram`
 (`command_program.py`), a game `GameProgram` (`game_program.py`).
 """
 
+import asyncio
 import importlib
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -53,6 +55,20 @@ class RunNotes:
     """Its last output, for the message of its failure."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the rollout, once it has ended."""
+    limit: asyncio.Timeout | None = None
+    """The time limit of the run, where it has one; a wait for a place uses none of it."""
+
+    @asynccontextmanager
+    async def place_of(self, places: asyncio.Semaphore) -> AsyncIterator[None]:
+        """Holds a place for the block. The wait for it is no time of the run."""
+        loop, end = asyncio.get_running_loop(), self.limit and self.limit.when()
+        if self.limit is not None and end is not None:
+            left_s = end - loop.time()
+            self.limit.reschedule(None)
+        async with places:
+            if self.limit is not None and end is not None:
+                self.limit.reschedule(loop.time() + left_s)
+            yield
 
     def heard(self, stderr: str) -> None:
         """Notes what a command wrote to stderr."""

@@ -12,6 +12,8 @@ from deployments.strict_settings import StrictSettings, UrlWithoutKey
 from rollout_client.contract.sessions import SessionLimits
 
 PASSED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "SSL_CERT_FILE")
+COMMANDS_AT_ONCE = 16
+"""Default limit of concurrent commands or sandboxes of a replica."""
 LONGEST_RUN_S = 86_400.0
 
 
@@ -157,7 +159,14 @@ class AgentSettings(StrictSettings):
     limits: SessionLimits = SessionLimits()
     """Limits of the session of each rollout. A request's `max_rollout_turns`, if it has one, bounds `max_calls` too."""
     max_concurrent_runs: int | None = Field(default=None, ge=1)
-    """Concurrent runs of one replica; further ones wait. By default 16 for a command, unbounded otherwise."""
+    """Concurrent runs of one replica; further ones wait. By default 16 for a command or a sandbox, unbounded otherwise.
+    Of tasks of Harbor, as many more have their sandboxes made while they wait."""
+
+    @property
+    def places(self) -> int | None:
+        """How many runs of one replica go on at once; None for any number."""
+        is_heavy = self.command is not None or self.harbor is not None
+        return self.max_concurrent_runs or (COMMANDS_AT_ONCE if is_heavy else None)
 
     @model_validator(mode="after")
     def is_one_program(self) -> Self:

@@ -6,14 +6,15 @@ Counterpart of `/info` and `/tasks` in the client: `rollout_client/calls/async_c
 from typing import Annotated, Any, Literal
 
 import orjson
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict
 
 from rollout_client.contract.info import Ready, ServiceInfo, TaskList, TaskSamples, Vocabulary
 from rollout_client.contract.selection import SampleRange
 from rollout_env.certify import PanelSettings
-from service.http.openapi import OPEN, needs, refusal
+from service.http.openapi import OPEN, json_request, needs, refusal
+from service.http.request_body import read_json_body
 from service.http.streaming import response_in_parts
 from service.metrics.ingress_metrics import ExportersLost, all_metrics
 from service.problems import TASK_UNKNOWN, RequestProblem, not_ready, unknown_task
@@ -78,18 +79,20 @@ async def _task_samples(
 
 @tasks_router.post(
     "/{task_name}/certify",
-    **needs("rollout"),
+    **needs("policy"),
     summary="Certify a task",
     responses={404: refusal(["The task is not known"])},
+    openapi_extra=json_request(PanelSettings()),
 )
 async def _certify_task(
     rollouts: Rollouts,
     task_name: Annotated[str, Path(description="One of the tasks that `GET /tasks` lists.")],
-    settings: PanelSettings,
+    request: Request,
 ) -> dict[str, Any]:
     """Plays the task without a model, as `rollout env certify` does, in minutes; answers with its certificate."""
     if task_name not in rollouts.environments:
         raise RequestProblem(TASK_UNKNOWN, [unknown_task("task_name", task_name, rollouts.environments)])
+    settings = await read_json_body(request, PanelSettings, 2**20, "send {} for the panel's own settings")
     return await rollouts.environments[task_name].certify(settings)
 
 

@@ -9,6 +9,7 @@ from benchmarks.reference_model import token_ids_of
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import RolloutResponse, SampleInput, Sampling
 from rollout_client.results import resumed
+from rollout_env.__main__ import main as certify_command
 from tests.live.forward_pass import logprob_differences, model_of, tiny_state
 from tests.live.played_with_weights import SAME_WEIGHTS_TOLERANCE, generated, tokens_of
 from tests.paths import TINY_MODEL
@@ -24,6 +25,16 @@ def test_info_describes_the_engine_and_the_tokenizer_is_that_of_the_model(client
     assert info.versions.engine.startswith("vllm 0.")
     assert {"math", "sliding_puzzle"} < set(info.tasks)
     client.check_tokenizer(tokenizer)
+
+
+def test_a_task_is_certified_by_its_replica(service_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for task, verdict in (("math", "math passes."), ("sliding_puzzle", "sliding_puzzle passes.")):
+        certify_command(["certify", task, "--url", service_url, "--samples", "1"])
+        assert capsys.readouterr().out.splitlines()[-1].startswith(verdict)
+    with pytest.raises(SystemExit, match="there is no task 'none'"):
+        certify_command(["certify", "none", "--url", service_url])
+    with pytest.raises(SystemExit, match="settings.samples: Input should be greater than or equal to 1"):
+        certify_command(["certify", "math", "--url", service_url, "--samples", "0"])
 
 
 @pytest.fixture(scope="module")

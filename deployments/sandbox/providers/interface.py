@@ -27,6 +27,7 @@ LARGEST_OUTPUT_BYTES = MIB
 LARGEST_FILE_BYTES = 64 * MIB
 KILLED = 128 + 9
 """Exit code of a command that SIGKILL ended."""
+MOST_SNAPSHOTS = 256
 DEFAULT_MEMORY_MB, MOST_PROCESSES = 2048, 512
 """Bounds of a sandbox beside the service: memory where its task names none, and processes, threads included."""
 
@@ -45,12 +46,14 @@ class OutOfMemory(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """The sandbox that is asked for. Exactly one of `image` and `folder` is given."""
+    """The sandbox that is asked for. Exactly one of `image`, `folder` and `snapshot` is given."""
 
     image: str | None = None
     """Name of an image."""
     folder: Path | None = None
     """Folder with a `Dockerfile`, which is also the context of its build."""
+    snapshot: str | None = None
+    """The name that `RunningSandbox.snapshot` has returned, of a sandbox of the same provider."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of all commands, beside those of the image."""
     workdir: str | None = None
@@ -68,10 +71,8 @@ class SandboxSpec:
 
     def __post_init__(self) -> None:
         """Raises `SandboxRefused`."""
-        if (self.image is None) == (self.folder is None):
-            raise SandboxRefused(
-                "A sandbox is made from an image or from a folder with a Dockerfile: give one of them."
-            )
+        if [self.image, self.folder, self.snapshot].count(None) != 2:
+            raise SandboxRefused("A sandbox is made from an image, a folder with a Dockerfile or a snapshot: give one.")
         if self.workdir is not None and not self.workdir.startswith("/"):
             raise SandboxRefused(f"workdir must be an absolute path, got {self.workdir!r}.")
 
@@ -145,6 +146,17 @@ class RunningSandbox(Protocol):
 
         Raises:
             SandboxRefused: it is larger, or not a file.
+        """
+        ...
+
+    async def snapshot(self) -> str:
+        """Keeps a copy of its files as they are now, and returns its name, for `SandboxSpec.snapshot`.
+
+        Its processes are not copied. The copy stays when the sandbox is closed, until the provider has made
+        `MOST_SNAPSHOTS` further ones or is closed.
+
+        Raises:
+            SandboxRefused: the provider keeps no snapshots.
         """
         ...
 

@@ -24,7 +24,8 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+from uuid import uuid4
 
 import psutil
 
@@ -33,6 +34,7 @@ from deployments.sandbox.launch import leased_uid
 from deployments.sandbox.providers.dockerfile import BuildPlan, Copy, build_plan
 from deployments.sandbox.providers.interface import (
     KILLED,
+    MOST_SNAPSHOTS,
     OWNER_LABEL,
     ProviderUnusable,
     RunningSandbox,
@@ -76,6 +78,7 @@ class LocalProvider(SandboxProvider):
         self._processors = _Processors()
         self._images: OrderedDict[tuple[str, tuple[str, ...]], _Image] = OrderedDict()
         """By what they are made of, the one that was used last at the end."""
+        self._snapshots: OrderedDict[str, _Image] = OrderedDict()
         self._building: defaultdict[Path, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._running: weakref.WeakSet[LocalRunningSandbox] = weakref.WeakSet()
         _end_dead_owners()
@@ -85,13 +88,18 @@ class LocalProvider(SandboxProvider):
             raise SandboxRefused("The provider local gives no network but the service: ask for none, or use docker.")
         if spec.image == EMPTY_IMAGE:
             return await self._start(spec)
+        if spec.snapshot is not None:
+            if (kept := self._snapshots.get(spec.snapshot)) is None:
+                raise SandboxRefused(f"The snapshot {spec.snapshot} is gone, or was made on another replica.")
+            return await self._start(spec, kept)
         return await self._start(spec, await self._image(spec))
 
     def close(self) -> None:
         for sandbox in list(self._running):
             sandbox.kill()
-        while self._images:
-            self._forget_oldest()
+        for kept in (self._images, self._snapshots):
+            while kept:
+                _forget_oldest(kept)
 
     async def _image(self, spec: SandboxSpec) -> _Image:
         if spec.image is not None:
@@ -111,13 +119,17 @@ class LocalProvider(SandboxProvider):
                     raise SandboxRefused(f"{spec.folder} was not built within its {limit}.") from error
                 self._images[key] = image
                 if len(self._images) > MOST_IMAGES:
-                    self._forget_oldest()
+                    _forget_oldest(self._images)
             self._images.move_to_end(key)
             return self._images[key]
 
-    def _forget_oldest(self) -> None:
-        _, oldest = self._images.popitem(last=False)
-        oldest.archive.close()
+    async def _keep(self, sandbox: LocalRunningSandbox) -> str:
+        """Keeps the files of the sandbox under the name that it returns."""
+        name = f"snapshot-{uuid4().hex}"
+        self._snapshots[name] = _Image(await _packed(sandbox), sandbox.variables, sandbox.workdir)
+        if len(self._snapshots) > MOST_SNAPSHOTS:
+            _forget_oldest(self._snapshots)
+        return name
 
     async def _build(self, plan: BuildPlan, spec: SandboxSpec) -> _Image:
         sandbox = await self._start(replace(spec, workdir=None, environment={}))
@@ -136,18 +148,14 @@ class LocalProvider(SandboxProvider):
                         f"{step.line} of {spec.folder} ended with exit code {done.exit_code} over the programs of this "
                         f"machine, which are read-only in sandboxes without images: {said}"
                     )
-            with contextlib.ExitStack() as closing:
-                archive = closing.enter_context(tempfile.TemporaryFile())
-                await sandbox.pack(archive.fileno())
-                closing.pop_all()
-            return _Image(archive, plan.environment, plan.workdir)
+            return _Image(await _packed(sandbox), plan.environment, plan.workdir)
         finally:
             await sandbox.close()
 
     async def _start(self, spec: SandboxSpec, image: _Image | None = None) -> LocalRunningSandbox:
         variables = {**FIRST_VARIABLES, **(image.environment if image else {}), **spec.environment}
         workdir = spec.workdir or (image.workdir if image else "/")
-        sandbox = LocalRunningSandbox(self._processors.pinned(spec.cpus), spec, variables, workdir)
+        sandbox = LocalRunningSandbox(self._processors.pinned(spec.cpus), spec, variables, workdir, self._keep)
         self._running.add(sandbox)
         with image.opened() if image else contextlib.nullcontext() as archive:
             try:
@@ -158,6 +166,20 @@ class LocalProvider(SandboxProvider):
                 await sandbox.close()
                 raise
         return sandbox
+
+
+async def _packed(sandbox: LocalRunningSandbox) -> BinaryIO:
+    """An archive without a name of the sandbox's own files."""
+    with contextlib.ExitStack() as closing:
+        archive = closing.enter_context(tempfile.TemporaryFile())
+        await sandbox.pack(archive.fileno())
+        closing.pop_all()
+    return archive
+
+
+def _forget_oldest(images: OrderedDict[Any, _Image]) -> None:
+    _, oldest = images.popitem(last=False)
+    oldest.archive.close()
 
 
 def _check_bubblewrap() -> None:

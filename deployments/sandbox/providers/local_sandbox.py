@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import subprocess
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -65,17 +65,20 @@ class LocalRunningSandbox(ShellSandbox):
         spec: SandboxSpec,
         variables: Mapping[str, str],
         workdir: str,
+        keep: "Callable[[LocalRunningSandbox], Awaitable[str]]",
     ) -> None:
         """Starts nothing yet.
 
         Args:
             pinned: the beginning of the command that starts it, see `LocalProvider`.
             variables: of all commands, those of its image and of `spec`.
+            keep: makes a snapshot.
         """
         self._pinned = pinned
         self._spec = spec
         self.variables = variables
         self.workdir = workdir
+        self._keep = keep
         self._id = uuid4().hex
         self._base_url: str | None = None
         self._problem: Exception | None = None
@@ -222,7 +225,7 @@ class LocalRunningSandbox(ShellSandbox):
 
     async def _tar(self, arguments: Sequence[str], stdin: int | None = None, stdout: int | None = None) -> None:
         """Runs the machine's `tar` in the root folder. Raises `SandboxRefused` if it fails."""
-        argv = ["/bin/tar", "--directory=/", "--file=-", *arguments]
+        argv = ["/bin/tar", "--directory=/", "--blocking-factor=512", "--file=-", *arguments]
         with contextlib.ExitStack() as closing:
             stderr = closing.enter_context(PipeOutput(LARGEST_OUTPUT_BYTES))
             given = held_file(closing, b"") if stdin is None else stdin
@@ -231,6 +234,10 @@ class LocalRunningSandbox(ShellSandbox):
         if code == KILLED:
             raise SandboxLost("The command that reads and writes files was killed.")
         self.refuse_unwritten(ExecResult(code, "", stderr.text()))
+
+    async def snapshot(self) -> str:
+        """See `RunningSandbox.snapshot`."""
+        return await self._keep(self)
 
     async def reach(self, base_url: str) -> str:
         """See `RunningSandbox.reach`."""

@@ -160,6 +160,10 @@ class RemoteSandbox(ShellSandbox):
         ended = f"mkdir -p {_FOLDER}; p={path}; : > $p.ended"
         await self.run_shell(f"{ended}; kill -9 -$(cat $p) || kill -9 $(cat $p)", CALLS_OF_OURS_S)
 
+    async def snapshot(self) -> str:
+        """Raises `SandboxRefused`."""
+        raise SandboxRefused(f"The provider {self._provider.name} keeps no snapshots: use the provider local.")
+
     async def reach(self, base_url: str) -> str:
         """The address itself: `sessions.base_url` must be one that the provider's network reaches."""
         if not self._spec.network:

@@ -75,6 +75,8 @@ class Sum(TaskEnvironment):
                 return told(1.0)
             case "outcome":
                 return told(float("nan") if answer is None else right, answer)
+            case "wavering":
+                return told(random.random(), answer)
             case "equal_plays":
                 return told(right * (random.random() < 0.5), answer)
             case "state":

@@ -1,5 +1,7 @@
 """`rollout env certify` finds thirty planted faults, each by the check that is named so, and passes their twins."""
 
+import asyncio
+import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -7,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from deployments.environments.host import EnvironmentHost
 from rollout_env.__main__ import HARBOR_TASKS
-from rollout_env.certificate import Certificate
+from rollout_env.certificate import Certificate, CertificateRefused
 from rollout_env.certify import PanelSettings, certify
 from rollout_env.loading import certified_environment
 from rollout_env.play import run
+from rollout_env.worth import NotCertified, PolicyServer
 from tests.clients.rollout_env.planted_environments import BatchedSum, Count, Programs, Sum
+from tests.deployments.models.chat_server import chat_server, said
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 OF_SUM = [(fault, fault) for fault in ("empty", "echo", "format_alone", "all_answers", "oracle", "injection", "flood")]
@@ -105,3 +110,83 @@ def test_a_fault_of_a_harbor_task_is_found_by_its_check_and_its_twin_passes_that
     check, files = HARBOR_FAULTS[fault]
     assert [*failed(certified(harbor_task(tmp_path / "faulty", files), check))] == [check]
     assert failed(certified(harbor_task(tmp_path / "clean", {}), check)) == {}
+
+
+def certificate_file(folder: Path, fault: str = "", **changed: Any) -> str:
+    """The file of the certificate of `Sum` by two checks, with other fields in the place of its own."""
+    settings = PanelSettings(samples=1, only=["oracle", "empty"])
+    document = run(certify("sum", partial(Sum, fault), {"fault": fault}, settings)).document()
+    path = folder / "certificate.json"
+    path.write_text(json.dumps(document | changed))
+    return str(path)
+
+
+def hosted_sum(certificate: str) -> EnvironmentHost:
+    return EnvironmentHost("sum", f"{Sum.__module__}:Sum", {"fault": ""}, None, certificate=certificate)
+
+
+def test_a_task_shows_the_hash_of_its_certificate(tmp_path: Path) -> None:
+    path = certificate_file(tmp_path)
+    described = asyncio.run(hosted_sum(path).describe())
+    assert described.certificate == json.loads(Path(path).read_text())["hash"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "changed", "refusal"),
+    [
+        ("", {"passed": False}, "was changed after it was made: certify the environment anew"),
+        ("", {"environment": "another"}, "was changed after it was made: certify the environment anew"),
+        ("empty", {}, "has checks that failed: mend the environment and certify it anew"),
+        ("echo", {}, "is of another source or of other arguments: certify the environment anew"),
+        ("", {"checks": float("nan")}, "was changed after it was made"),
+    ],
+)
+def test_no_environment_starts_with_a_certificate_that_is_not_its_own(
+    tmp_path: Path, fault: str, changed: dict[str, Any], refusal: str
+) -> None:
+    with pytest.raises(CertificateRefused, match=refusal):
+        hosted_sum(certificate_file(tmp_path, fault, **changed))
+
+
+def test_a_file_without_a_certificate_is_refused(tmp_path: Path) -> None:
+    for content in ("", "[]", "{}", '{"hash": 1}'):
+        (tmp_path / "no.json").write_text(content)
+        with pytest.raises(CertificateRefused, match=r"no\.json is no certificate: "):
+            hosted_sum(str(tmp_path / "no.json"))
+    with pytest.raises(CertificateRefused, match=r"missing\.json is no certificate: FileNotFoundError"):
+        hosted_sum(str(tmp_path / "missing.json"))
+
+
+@pytest.mark.parametrize(("solves", "failed_check"), [(3, []), (4, ["band"]), (0, ["band"])])
+def test_the_worth_to_a_policy_is_the_share_of_its_rollouts_that_solve(solves: int, failed_check: list[str]) -> None:
+    def answer(number: int, body: dict[str, Any]) -> Any:
+        truth = body["messages"][0]["content"].split()[-1].rstrip("?")
+        return said(f"\\boxed{{{truth if number % 4 < solves else 0}}}")
+
+    with chat_server(answer) as server:
+        policy = PolicyServer(f"{server.url}/v1", band=(0.1, 0.9))
+        certificate = run(certify("sum", Sum, {}, PanelSettings(samples=2, only=["band", "disputed"]), policy))
+    assert [*failed(certificate)] == failed_check
+    share = solves / 4
+    assert certificate.measured == {
+        "solved_by_none": float(share == 0),
+        "solved_by_one": 0.0,
+        "solved_by_some": float(0 < share < 1),
+        "solved_by_all": float(share == 1),
+        "teaches": float(0 < share < 1),
+        "solved": share,
+    }
+    assert len(server.requests) == 8
+
+
+def test_verdicts_that_differ_at_a_second_judgment_are_disputed() -> None:
+    with chat_server(lambda *_: said("\\boxed{7}")) as server:
+        policy = PolicyServer(f"{server.url}/v1", generations=16)
+        settings = PanelSettings(samples=1, only=["disputed"])
+        certificate = run(certify("sum", partial(Sum, "wavering"), {}, settings, policy))
+    assert [*failed(certificate)] == ["disputed"]
+
+
+def test_a_policy_that_does_not_answer_is_said() -> None:
+    with pytest.raises(NotCertified, match=r"^http://127\.0\.0\.1:1/v1/chat/completions does not answer"):
+        run(certify("sum", Sum, {}, PanelSettings(only=["band"]), PolicyServer("http://127.0.0.1:1/v1")))

@@ -1,13 +1,14 @@
 """Rollouts of Harbor's tasks, run for real under bubblewrap. Skipped where it does not work."""
 
 import asyncio
+import itertools
 import random
 import shlex
 from collections.abc import Callable, Coroutine
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import pytest
 
@@ -17,10 +18,12 @@ from deployments.agents.harbor_program import HarborProgram
 from deployments.agents.programs import AgentCall, RunNotes
 from deployments.agents.settings import AgentSettings
 from deployments.failures import AgentFailed, EnvironmentLost, EnvironmentRejected, VerifierFailed
+from deployments.harbor.tasks import tasks_within
 from deployments.sandbox.providers import leftover
-from deployments.sandbox.providers.interface import ProviderUnusable, RunningSandbox
+from deployments.sandbox.providers.interface import ProviderUnusable, RunningSandbox, SandboxSpec
 from deployments.sandbox.providers.local import LocalProvider
 from rollout_client.contract.rollouts import SampleInput
+from tests import virtual_time
 from tests.deployments.agents.harbor_rollouts import (
     COMMAND,
     KILLED,
@@ -112,7 +115,7 @@ def test_a_function_gets_the_sandbox_as_its_fourth_argument() -> None:
     agent = {"command": None, "import_path": f"{__name__}:solves"}
     assert played(sample_of(3), **agent)[0] == {"reward": 1.0}
     settings = AgentSettings.model_validate({**agent, "harbor": {"tasks": str(TASKS)}})
-    assert AgentRunsOfTask(settings).max_concurrent_steps == 16, "sandboxes at once"
+    assert AgentRunsOfTask(settings).max_concurrent_steps == 32, "16 at work, and as many whose sandboxes are made"
 
 
 async def solves(_base_url: str, _api_key: str, sample: SampleInput, sandbox: RunningSandbox) -> None:
@@ -230,3 +233,64 @@ def test_a_task_that_the_provider_cannot_make_is_refused(tmp_path: Path) -> None
         played(sample(), harbor={"tasks": tasks})
     with pytest.raises(EnvironmentRejected, match="must name one of the 1 tasks, got 'other'"):
         played({"messages": [], "extra_env_info": {"task": "other"}}, harbor={"tasks": tasks})
+
+
+async def playing_at_once(count: int, places: int, limit_s: float = 60.0) -> list[tuple[float, float, float]]:
+    """When each rollout opened its sandbox, was at work, and ended. To open one takes 4 s, and so does the work."""
+    loop, times, numbers = asyncio.get_running_loop(), [[0.0, 0.0, 0.0] for _ in range(count)], itertools.count()
+
+    class Slow(LocalProvider):
+        def __init__(self) -> None: ...
+
+        async def open(self, spec: SandboxSpec) -> Any:
+            number = next(numbers)
+            times[number][0] = loop.time()
+            await asyncio.sleep(4.0)
+            return AsyncMock(number=number)
+
+        def close(self) -> None: ...
+
+    async def works(program: HarborProgram, call: Any, task: Any, sandbox: Any, said: RunNotes) -> None:  # noqa: ARG001
+        times[sandbox.number][1] = loop.time()
+        await asyncio.sleep(4.0)
+        times[sandbox.number][2] = loop.time()
+
+    harbor = {"tasks": str(TASKS)}
+    settings = {"harbor": harbor, "command": COMMAND, "max_concurrent_runs": places, "timeout_s": limit_s}
+    with (
+        patch.object(harbor_program, "open_provider", lambda *_: Slow()),
+        patch.object(harbor_program, "prepare", AsyncMock(return_value=frozenset())),
+        patch.object(harbor_program, "judge", AsyncMock(return_value=({"reward": 1.0}, 0))),
+        patch.object(harbor_program, "tasks_within", lambda harbor, _: tasks_within(harbor, 1e9)),
+        patch.object(HarborProgram, "_agent", works),
+    ):
+        task = AgentRunsOfTask(AgentSettings.model_validate(settings))
+        steps = asyncio.Semaphore(task.max_concurrent_steps or count)
+
+        async def run(number: int) -> None:
+            async with steps:
+                call = AgentCall(base_url="http://127.0.0.1", api_key="", sample=sample_of(number))
+                await task.step([], call)
+
+        await asyncio.gather(*map(run, range(count)))
+    return [(opened, begun, ended) for opened, begun, ended in times]
+
+
+@virtual_time.test
+async def test_sandboxes_are_made_while_their_rollouts_wait_for_a_place() -> None:
+    times = await playing_at_once(32, places=4)
+    begun, ends = sorted(begun for _, begun, _ in times), sorted(ended for _, _, ended in times)
+    assert begun == [4.0 + 4.0 * (number // 4) for number in range(32)]
+    # Of those that get the place of another one, none waits for its sandbox.
+    assert [first - end for first, end in zip(begun[4:], ends, strict=False)] == [0.0] * 28
+    at_once = max(sum(opened <= now < ended for opened, _, ended in times) for now, _, _ in times)
+    assert at_once == 8
+
+
+@virtual_time.test
+async def test_the_wait_for_a_place_is_no_time_of_the_run_and_the_sandboxs_start_is() -> None:
+    assert len(await playing_at_once(8, places=1, limit_s=8.5)) == 8
+    with pytest.raises(AgentFailed, match=r"ended after 7.5 s, its timeout_s"):
+        await playing_at_once(1, places=1, limit_s=7.5)
+    with pytest.raises(AgentFailed, match=r"ended after 3.5 s, its timeout_s"):
+        await playing_at_once(1, places=1, limit_s=3.5)

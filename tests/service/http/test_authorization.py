@@ -20,7 +20,7 @@ ROUTES_OF_SCOPES = {
     "read": """GET mismatch, GET models, GET get_model_info, GET loads, GET model_info, GET workers, GET tasks,
         GET info, GET metrics, GET info/vocabulary, GET policy, GET policy/layout""",
     "policy": """GET policy/versions/{version}/upload, PUT policy/versions/{version}, DELETE policy/names/{name},
-        POST policy/rollback""",
+        POST policy/rollback, POST tasks/{task_name}/certify""",
     "rollout": """POST rollout, GET rollouts, GET rollouts/{rollout_id}, POST rollouts/logprobs,
         POST jobs, GET jobs, GET jobs/{job_id}, GET jobs/{job_id}/events, GET jobs/{job_id}/cursor,
         POST jobs/{job_id}/acknowledge, DELETE jobs, DELETE jobs/{job_id},

@@ -143,11 +143,9 @@ def test_a_number_of_more_than_64_bits_comes_back_in_either_encoding() -> None:
 
 
 def test_the_summary_may_say_more_than_this_client_knows() -> None:
-    assert read_response(arrow_body([], further=[1, None])).model_dump(exclude={"next_samples_from", "groups"}) == {
-        **SUMMARY,
-        "further": [1, None],
-        "samples": [],
-    }
+    read = read_response(arrow_body([], further=[1, None]))
+    dumped = read.model_dump(exclude={"next_samples_from", "groups", "certificates"})
+    assert dumped == {**SUMMARY, "further": [1, None], "samples": []}
 
 
 # Where the numbers are

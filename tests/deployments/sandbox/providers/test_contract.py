@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from deployments.sandbox.interface import SandboxLost
+from deployments.sandbox.providers import local
 from deployments.sandbox.providers.docker import SOCKET
 from deployments.sandbox.providers.interface import (
     OWNER_LABEL,
@@ -113,6 +114,37 @@ def spec_of(name: str, folder: Path, dockerfile: str = "", **fields: Any) -> San
 async def standing_sandbox(name: str, spec: SandboxSpec) -> AsyncIterator[RunningSandbox]:
     async with provided(name) as provider, opened(provider, spec) as sandbox:
         yield sandbox
+
+
+async def test_a_snapshot_has_the_files_of_its_moment_and_outlives_its_sandbox(name: str, tmp_path: Path) -> None:
+    made = "mkdir -m 700 d; echo 1 > d/a; ln -s a d/b; chmod 640 d/a; export LEFT=1; sleep 60 &"
+    seen = ["sh", "-c", "pwd; echo $A; cat d/a d/b; stat -c %a d d/a; ls; ps ax | grep -c '[s]leep 60'"]
+    async with provided(name) as provider:
+        async with opened(provider, spec_of(name, tmp_path, "ENV A=x\n")) as sandbox:
+            if name != "local":
+                with pytest.raises(SandboxRefused, match=f"{provider.name} keeps no snapshots: use the provider local"):
+                    await sandbox.snapshot()
+                return
+            await sandbox.exec(["sh", "-c", made])
+            snapshot = await sandbox.snapshot()
+            await sandbox.exec(["sh", "-c", "echo 2 > d/a; touch later"])
+        for _ in range(2):
+            async with opened(provider, SandboxSpec(snapshot=snapshot)) as fork:
+                assert (await fork.exec(seen)).stdout.split() == ["/app", "x", "1", "1", "700", "640", "d", "0"]
+                await fork.exec(["sh", "-c", "echo 3 > d/a"])
+        with pytest.raises(SandboxRefused, match=r"The snapshot none is gone, or was made on another replica\."):
+            await provider.open(SandboxSpec(snapshot="none"))
+
+
+async def test_only_the_last_snapshots_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "MOST_SNAPSHOTS", 2)
+    async with provided("local") as provider, opened(provider, SandboxSpec(image="scratch")) as sandbox:
+        first, *others = [await sandbox.snapshot() for _ in range(3)]
+        with pytest.raises(SandboxRefused, match=first):
+            await provider.open(SandboxSpec(snapshot=first))
+        for kept in others:
+            async with opened(provider, SandboxSpec(snapshot=kept)):
+                pass
 
 
 async def test_a_dockerfile_is_carried_out(name: str, tmp_path: Path) -> None:
@@ -283,3 +315,15 @@ def test_what_bubblewrap_leaves_of_a_dead_owner_is_ended() -> None:
         finally:
             left.kill()
             kept.kill()
+
+
+@pytest.mark.long
+async def test_a_hundred_megabytes_are_forked_within_half_a_second() -> None:
+    async with provided("local") as provider, opened(provider, SandboxSpec(image="scratch")) as sandbox:
+        await sandbox.exec(["sh", "-c", "head -c 100000000 /dev/urandom > /root/large"])
+        taken = []
+        for _ in range(5):
+            begun = time.monotonic()
+            async with opened(provider, SandboxSpec(snapshot=await sandbox.snapshot())):
+                taken.append(time.monotonic() - begun)
+    assert min(taken) <= 0.5
