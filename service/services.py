@@ -170,11 +170,7 @@ async def build_services(
         ),
         scoring=scoring,
         replayer=Replayer(
-            generator,
-            partial(served_weights, policy),
-            tokenizer,
-            engine,
-            build_of(engine.settings_hash),
+            generator, partial(served_weights, policy), tokenizer, engine, build_of(engine.settings_hash)
         ),
         calls=calls,
         tinker=TinkerSampling(calls, scoring),

@@ -88,12 +88,7 @@ class _ProcessFolder(RunningSandbox):
         return self._held.name
 
     async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        environment: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        **_options: Any,
+        self, argv: Sequence[str], *, environment: Mapping[str, str] | None = None, stdin: bytes = b"", **_options: Any
     ) -> ExecResult:
         """See `RunningSandbox.exec`. A negative exit code is that of a signal."""
         # Linux ends the command with the replica, whose event loop has a thread that lives as long as it does.

@@ -180,12 +180,7 @@ class TransformersChatTokenizer(ChatTokenizer):
         return pieces
 
     def observations(
-        self,
-        messages: Sequence[ChatMessage],
-        after: Sequence[int],
-        options: ChatOptions,
-        room: int,
-        calls: Chat = (),
+        self, messages: Sequence[ChatMessage], after: Sequence[int], options: ChatOptions, room: int, calls: Chat = ()
     ) -> list[TokenizedObservation]:
         """Tokenizes the messages of an observation that follow the generated ids `after`, which made `calls`.
 
@@ -215,12 +210,7 @@ class TransformersChatTokenizer(ChatTokenizer):
             raise EnvironmentRejected(f"{error} of an observation: show images in messages of another role.") from error
 
     def _observations(
-        self,
-        messages: Sequence[ChatMessage],
-        after: Sequence[int],
-        options: ChatOptions,
-        room: int,
-        calls: Chat,
+        self, messages: Sequence[ChatMessage], after: Sequence[int], options: ChatOptions, room: int, calls: Chat
     ) -> list[TokenizedObservation]:
         """As `observations`; each image is still its placeholder."""
         control_tokens = self._encoder.control_tokens

@@ -64,13 +64,7 @@ TOKENS_OF_CHARACTER = 8
 class ContinuedCompletion:
     """The requests and outputs of one choice of an answer."""
 
-    def __init__(
-        self,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        tokenizer: Any,
-        index: int = 0,
-    ) -> None:
+    def __init__(self, prompt_token_ids: Sequence[int], params: SamplingParams, tokenizer: Any, index: int = 0) -> None:
         """Begins a completion without tokens.
 
         Args:

@@ -106,10 +106,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         self._node_weights = NodeWeights(node_weights_folder(), RayCluster().node_id(), store.read_weights)
         await asyncio.to_thread(self._node_weights.join)
         self._commands = CommandRunner(
-            self._engine,
-            store,
-            partial(registration_of, settings.workers),
-            self._node_weights,
+            self._engine, store, partial(registration_of, settings.workers), self._node_weights
         )
         self._running_commands = asyncio.create_task(self._commands.run())
         is_current = asyncio.create_task(self._commands.is_current.wait())

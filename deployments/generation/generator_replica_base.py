@@ -185,11 +185,7 @@ class GeneratorReplicaBase(ABC):
         return stats_of(in_progress, self._engine.describe().max_num_seqs)
 
     def load(self) -> ReplicaLoad:
-        return replace(
-            self._engine.load(),
-            ingresses=len(self._heartbeats.callers),
-            virtual_time=self._virtual_time,
-        )
+        return replace(self._engine.load(), ingresses=len(self._heartbeats.callers), virtual_time=self._virtual_time)
 
     async def check_health(self) -> None:
         """Raises what broke the replica, which Serve then replaces. Implementations extend it.

@@ -10,16 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from deployments.jobs.records import (
-    Change,
-    Claim,
-    EventsPage,
-    JobCommands,
-    JobRecord,
-    JobRequest,
-    JobWrite,
-    OpenedJob,
-)
+from deployments.jobs.records import Change, Claim, EventsPage, JobCommands, JobRecord, JobRequest, JobWrite, OpenedJob
 from deployments.jobs.registry import JobRegistry, JobsSettings
 from deployments.storage.storage import EntryName, Storage, StoredRecord
 from deployments.storage.stored_state import Planned, StoreReplica

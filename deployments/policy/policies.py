@@ -188,12 +188,7 @@ class PolicyRegistry:
         return await self._published_when(lambda: self._published != seen, LONG_POLL_S)
 
     async def wait_for(
-        self,
-        name: str | None,
-        min_version: int,
-        version: int | None,
-        wait_s: float | None,
-        takes_offered: bool = False,
+        self, name: str | None, min_version: int, version: int | None, wait_s: float | None, takes_offered: bool = False
     ) -> CurrentVersions:
         """The current versions once that of one policy is at least `min_version` and, if given, exactly `version`.
 

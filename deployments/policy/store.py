@@ -28,13 +28,7 @@ from deployments.policy.commands import (
     Release,
     ReplicaRegistration,
 )
-from deployments.policy.failures import (
-    PauseRefused,
-    PolicyFailure,
-    UpdateUnderWay,
-    VersionUnknown,
-    VersionUntried,
-)
+from deployments.policy.failures import PauseRefused, PolicyFailure, UpdateUnderWay, VersionUnknown, VersionUntried
 from deployments.policy.folder_follower import FolderFollower
 from deployments.policy.policies import Policy, PolicyRegistry
 from deployments.policy.preparation import PreparedVersion, VersionPreparation
@@ -141,12 +135,7 @@ class PolicyStore(CommandSource):
         return await self.policies.watch(seen)
 
     async def wait_for(
-        self,
-        name: str | None,
-        min_version: int,
-        version: int | None,
-        wait_s: float | None,
-        takes_offered: bool = False,
+        self, name: str | None, min_version: int, version: int | None, wait_s: float | None, takes_offered: bool = False
     ) -> CurrentVersions:
         return await self.policies.wait_for(name, min_version, version, wait_s, takes_offered)
 

@@ -145,11 +145,7 @@ class GenerationRequest:
     @property
     def log_fields(self) -> dict[str, str]:
         """Further fields of a log line about it."""
-        return {
-            "request_id": self.request_id,
-            "rollout_id": self.rollout_id,
-            "generation_id": self.generation_id,
-        }
+        return {"request_id": self.request_id, "rollout_id": self.rollout_id, "generation_id": self.generation_id}
 
 
 @dataclass(frozen=True, slots=True)

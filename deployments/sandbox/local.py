@@ -29,10 +29,7 @@ from deployments.sandbox.supervisor import ProcessTree, run_to_end
 
 IsolationName = Literal["auto", "bubblewrap", "limits"]
 Isolation = Bubblewrap | LimitJail
-ISOLATIONS: dict[str, Callable[[Interpreter], Isolation]] = {
-    "bubblewrap": Bubblewrap,
-    "limits": LimitJail,
-}
+ISOLATIONS: dict[str, Callable[[Interpreter], Isolation]] = {"bubblewrap": Bubblewrap, "limits": LimitJail}
 """The stronger one first."""
 DEFAULT_LIMITS = Limits()
 _NO_PROGRAM, _LIMITS = Program(""), Limits(time_s=60.0, processor_time_s=30.0)

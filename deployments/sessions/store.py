@@ -32,13 +32,7 @@ from deployments.rpc.batching import (
     results_of,
 )
 from deployments.rpc.handle_calls import StoreClient
-from deployments.sessions.codec import (
-    OPENED,
-    ReadSession,
-    call_entry,
-    session_of,
-    written,
-)
+from deployments.sessions.codec import OPENED, ReadSession, call_entry, session_of, written
 from deployments.sessions.message_comparison import drift_report
 from deployments.sessions.records import ChatContext, Conversation, EngineCall, OpenSession, Plan
 from deployments.sessions.samples import policy_versions, samples_of
@@ -125,10 +119,7 @@ class SessionStore(StoreReplica[SessionTable]):
         request = read.opened.request
         samples = samples_of(session_id, read.record, request.sample, request.generation_index)
         return SessionSamples(
-            session_id=session_id,
-            status=kept.status(self._now()),
-            samples=samples,
-            policy=policy_versions(read.record),
+            session_id=session_id, status=kept.status(self._now()), samples=samples, policy=policy_versions(read.record)
         )
 
     async def drift(self, session_id: str, namespace: str) -> DriftReport:
@@ -248,10 +239,7 @@ class SessionStore(StoreReplica[SessionTable]):
         table.note_read(kept, await asyncio.to_thread(session_of, entries))
 
     async def _stored(
-        self,
-        kept: KeptSession,
-        added: Mapping[EntryName, bytes],
-        commit: Callable[[], Result],
+        self, kept: KeptSession, added: Mapping[EntryName, bytes], commit: Callable[[], Result]
     ) -> Result:
         """Stores the session with further entries, then commits. Raises `SessionUnknown` if it was dropped."""
 

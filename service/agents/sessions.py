@@ -29,13 +29,7 @@ from deployments.sessions.records import (
     SessionNotJudgeable,
 )
 from rollout_client.contract.messages import Message
-from rollout_client.contract.sessions import (
-    SessionInfo,
-    SessionLimits,
-    SessionRequest,
-    SessionReward,
-    SessionSample,
-)
+from rollout_client.contract.sessions import SessionInfo, SessionLimits, SessionRequest, SessionReward, SessionSample
 from rollout_env import StepOutcome
 from service.access.access_control import AccessControl, key_in, not_authenticated
 from service.access.keys import Caller, hash_of
@@ -225,11 +219,7 @@ class RequestAgents(Agents):
     """
 
     def __init__(
-        self,
-        sessions: AgentSessions,
-        programs: Mapping[str, Environment],
-        address: str,
-        caller: Caller,
+        self, sessions: AgentSessions, programs: Mapping[str, Environment], address: str, caller: Caller
     ) -> None:
         self._sessions = sessions
         self._programs = programs

@@ -27,12 +27,7 @@ from deployments.protocols.model_server import (
 from deployments.protocols.replicas import GeneratorDescription
 from deployments.protocols.weight_versions import RollingActivation
 from deployments.rpc.background_tasks import BackgroundTasks
-from deployments.rpc.batching import (
-    BatchResults,
-    CallBatcher,
-    bytes_of_generation_request,
-    bytes_of_served_request,
-)
+from deployments.rpc.batching import BatchResults, CallBatcher, bytes_of_generation_request, bytes_of_served_request
 from deployments.rpc.handle_calls import StoreClient, live_replicas_of
 from deployments.upstream.ray_serve.own_replica import own_name
 from service.remote.replica_stream import ReplicaWatch, call_unless_gone, control_calls, streamed_calls

@@ -29,11 +29,7 @@ class ProcessResponseParser(ResponseParser):
     """Sends the waiting responses together, as soon as a worker process is free."""
 
     def __init__(
-        self,
-        call: ParseCall,
-        processes: int,
-        needs_prompt: bool = False,
-        close: Callable[[], None] = lambda: None,
+        self, call: ParseCall, processes: int, needs_prompt: bool = False, close: Callable[[], None] = lambda: None
     ) -> None:
         """Makes no call yet.
 

@@ -111,12 +111,7 @@ class Replayer:
         )
 
     async def _replayed(
-        self,
-        recorded: ReplayableRollout,
-        part: RecordedPart,
-        served: Served,
-        replica: str,
-        names: Mapping[str, Any],
+        self, recorded: ReplayableRollout, part: RecordedPart, served: Served, replica: str, names: Mapping[str, Any]
     ) -> ReplayedGeneration:
         version = part.reason if part.version is None else served[part.version]
         outcome = ReplayedGeneration(

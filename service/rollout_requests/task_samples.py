@@ -96,11 +96,7 @@ class TaskSampler:
         return drawn if revision is None else drawn.model_copy(update={"revision": revision})
 
     async def fill(
-        self,
-        request: RolloutRequest,
-        parser: BodyParser,
-        limits: RequestLimits,
-        hold: Callable[[int], None],
+        self, request: RolloutRequest, parser: BodyParser, limits: RequestLimits, hold: Callable[[int], None]
     ) -> int:
         """Puts the samples of `samples_from` into the request. Returns how many bytes of JSON they took.
 

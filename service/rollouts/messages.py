@@ -19,13 +19,7 @@ from dataclasses import replace
 from itertools import accumulate, chain
 from typing import Any
 
-from deployments.protocols.chat import (
-    CONTEXT_TOKENS,
-    ChatTokenizer,
-    ParsedResponse,
-    TokenizedObservation,
-    fields_of,
-)
+from deployments.protocols.chat import CONTEXT_TOKENS, ChatTokenizer, ParsedResponse, TokenizedObservation, fields_of
 from deployments.protocols.generation import Generation, Generator, packed_ids, packed_logprobs
 from deployments.protocols.images import ImageTokens
 from deployments.protocols.token_columns import EXPERTS, first_rows, joined_columns, rows_between

@@ -122,10 +122,7 @@ class RequestMetricsAccumulator:
         self._tokens_by_replica: Counter[str] = Counter()
 
     def add(
-        self,
-        result: SampleResult,
-        staleness: int | None = None,
-        tokens_by_replica: Mapping[str, int] = NO_TOKENS,
+        self, result: SampleResult, staleness: int | None = None, tokens_by_replica: Mapping[str, int] = NO_TOKENS
     ) -> None:
         """Adds one sample. Weight versions are collected from every sample, also from those that are in no metric.
 
@@ -158,10 +155,7 @@ class RequestMetricsAccumulator:
             of_samples
             | _spread_by_name("rewards", self._rewards)
             | _spread_by_name("environment", [sample.environment for sample in samples])
-            | {
-                "histogram/staleness": self._staleness.copy(),
-                "stale_rate": self._stale / (len(samples) + self._stale),
-            }
+            | {"histogram/staleness": self._staleness.copy(), "stale_rate": self._stale / (len(samples) + self._stale)}
         )
 
     def free_samples(self) -> None:

@@ -59,9 +59,7 @@ def _part(of: Callable[[AppServices], Any], missing: Callable[[], Exception] | N
 
 _NO_SESSIONS = partial(SessionsNotConfigured.of, "sessions", "the config has no `sessions`; add `sessions: {}`")
 _NO_IMAGES = partial(
-    ImagesNotConfigured.of,
-    "images",
-    "the config has no `images`; serve a model that takes them, and add `images: {}`",
+    ImagesNotConfigured.of, "images", "the config has no `images`; serve a model that takes them, and add `images: {}`"
 )
 
 _NO_TRAINERS = partial(TrainersNotConfigured.of, "trainers", "the config has no `trainers`; add `trainers: {}`")

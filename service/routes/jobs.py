@@ -52,9 +52,7 @@ IDEMPOTENCY_KEY = header_parameter(
     '"step-17"',
 )
 PREFER = header_parameter(
-    "Prefer",
-    "`heartbeat=15`: a stream that is silent for so many seconds sends an empty line.",
-    "heartbeat=15",
+    "Prefer", "`heartbeat=15`: a stream that is silent for so many seconds sends an empty line.", "heartbeat=15"
 )
 CONTENT_ENCODING = header_parameter("Content-Encoding", "How the body is compressed: `gzip` or `zstd`.", "zstd")
 ROLLOUT_BODY = json_request(
@@ -93,22 +91,14 @@ async def _submit_job(
     return Response(json_of(_status_of(opened.record)), 202, headers, media_type=JSON)
 
 
-@router.get(
-    "",
-    **needs("rollout"),
-    summary="List the jobs",
-    responses=refusals(JobsNotConfigured),
-)
+@router.get("", **needs("rollout"), summary="List the jobs", responses=refusals(JobsNotConfigured))
 async def _jobs(jobs: Jobs, caller: AuthorizedCaller) -> JobList:
     """The jobs of the caller's key, newest first."""
     return JobList(jobs=[_status_of(record) for record in await jobs.store.records(caller.namespace)])
 
 
 @router.get(
-    "/{job_id}",
-    **needs("rollout"),
-    summary="Get the state of a job",
-    responses=refusals(JobUnknown, JobsNotConfigured),
+    "/{job_id}", **needs("rollout"), summary="Get the state of a job", responses=refusals(JobUnknown, JobsNotConfigured)
 )
 async def _job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
     """State and progress of the job."""
@@ -121,10 +111,7 @@ async def _job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus
     **needs("rollout"),
     summary="Get the events of a job",
     responses={
-        200: {
-            "description": "One event a line",
-            "content": {NDJSON: content(schema_of(JobEvent))},
-        },
+        200: {"description": "One event a line", "content": {NDJSON: content(schema_of(JobEvent))}},
         **refusals(JobUnknown, EventsAcknowledged, EventUnknown, JobsNotConfigured),
     },
     openapi_extra={"parameters": [PREFER]},

@@ -20,13 +20,7 @@ from service.admission.admission import AdmittedRequest
 from service.http.openapi import OPEN, AuthorizedCaller, content, json_request, limited, needs, refusals, schema_of
 from service.http.request_body import JSON, read_body, read_json_body, refuse_other_than_json
 from service.model_server.answers import response_to
-from service.model_server.call_bodies import (
-    CHOICES_FIELD,
-    asks_for_stream,
-    choices_of,
-    demand_of,
-    fields_of,
-)
+from service.model_server.call_bodies import CHOICES_FIELD, asks_for_stream, choices_of, demand_of, fields_of
 from service.model_server.call_images import with_names_of_images
 from service.model_server.calls import ANY_WEIGHTS
 from service.model_server.sglang import (

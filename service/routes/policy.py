@@ -47,12 +47,7 @@ NewVersion = Annotated[int, Path(ge=1, le=LARGEST_VERSION, description="Number o
 router = APIRouter(prefix="/policy", tags=["policy"])
 
 
-@router.get(
-    "",
-    **needs("read"),
-    summary="Get the state of the weights",
-    responses=refusals(PolicyNotCurrent),
-)
+@router.get("", **needs("read"), summary="Get the state of the weights", responses=refusals(PolicyNotCurrent))
 async def _policy(
     store: Store,
     min_version: Annotated[int, Query(ge=0, description="Waits until this version or a newer one is current.")] = 0,
@@ -76,11 +71,7 @@ async def _policy(
     return await store.state(checksums_within_s)
 
 
-@router.get(
-    "/layout",
-    **needs("read"),
-    summary="List the tensors of the model",
-)
+@router.get("/layout", **needs("read"), summary="List the tensors of the model")
 async def _policy_layout(store: Store) -> PolicyLayout:
     """Names, dtypes and shapes of the tensors that full weights have."""
     return await store.layout()

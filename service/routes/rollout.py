@@ -13,24 +13,10 @@ from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.ndjson import StreamLine
 from rollout_client.contract.rollouts import RolloutResponse
 from service.http.middlewares import log_unexpected_error
-from service.http.openapi import (
-    BINARY,
-    AuthorizedCaller,
-    content,
-    limited,
-    needs,
-    refusal,
-    refusals,
-    schema_of,
-)
+from service.http.openapi import BINARY, AuthorizedCaller, content, limited, needs, refusal, refusals, schema_of
 from service.http.streaming import response_in_parts, with_heartbeats
 from service.jobs.events import answer_of, events_after
-from service.jobs.submission import (
-    heartbeat_s,
-    idempotency_key,
-    required,
-    submitted,
-)
+from service.jobs.submission import heartbeat_s, idempotency_key, required, submitted
 from service.problems import RequestProblem, internal_error
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.body_parser import read_rollout_request
@@ -58,10 +44,7 @@ router = APIRouter(tags=["rollouts"])
     responses={
         200: {
             "description": "All rollouts in input order; as NDJSON one line per rollout, then one with the summary",
-            "content": {
-                NDJSON: content(schema_of(StreamLine)),
-                ARROW: content(BINARY),
-            },
+            "content": {NDJSON: content(schema_of(StreamLine)), ARROW: content(BINARY)},
         },
         429: limited(JobsFull),
         502: refusal(["A sample failed, and the request said on_error: fail"]),

@@ -93,11 +93,7 @@ class ReplicaAffinity:
             self._group_replicas.pop(assignment.group, None)
 
     def _assign(
-        self,
-        assignment: Assignment,
-        replicas: Collection[str],
-        prompt_tokens: int,
-        load_of_others: Mapping[str, int],
+        self, assignment: Assignment, replicas: Collection[str], prompt_tokens: int, load_of_others: Mapping[str, int]
     ) -> None:
         candidates = [replica for replica in replicas if replica != assignment.avoided] or list(replicas)
         if not candidates:

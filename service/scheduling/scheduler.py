@@ -110,11 +110,7 @@ class GenerationScheduler:
         return (generation,)
 
     def end(
-        self,
-        generation: ScheduledGeneration,
-        new_tokens: int | None = None,
-        *,
-        replica_failed: bool = False,
+        self, generation: ScheduledGeneration, new_tokens: int | None = None, *, replica_failed: bool = False
     ) -> Started:
         """Records that a generation has ended which had started.
 

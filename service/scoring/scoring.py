@@ -39,11 +39,7 @@ class Scoring:
     """
 
     def __init__(
-        self,
-        generator: Generator,
-        policy: RemotePolicy,
-        limits: RequestLimits,
-        engine: GeneratorDescription,
+        self, generator: Generator, policy: RemotePolicy, limits: RequestLimits, engine: GeneratorDescription
     ) -> None:
         self._generator = generator
         self._policy = policy

@@ -10,14 +10,7 @@ from dataclasses import dataclass
 
 from rollout_client.calls.call import Call, Query, call_for, path_of
 from rollout_client.calls.policy import PushAnswer, is_known
-from rollout_client.contract.policy import (
-    SAFETENSORS,
-    WEIGHTS_DIGEST,
-    PolicyState,
-    PolicyUpdate,
-    UploadState,
-    Version,
-)
+from rollout_client.contract.policy import SAFETENSORS, WEIGHTS_DIGEST, PolicyState, PolicyUpdate, UploadState, Version
 from rollout_client.errors import UploadLost, needed_for
 from rollout_client.weights.checksum import DigestedWeights
 from rollout_client.weights.safetensors_file import BLOCK_BYTES, Data, Weights

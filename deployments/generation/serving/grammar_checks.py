@@ -28,12 +28,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from deployments.failures import GenerationLost
-from deployments.upstream.vllm.structured_outputs import (
-    CheckedOutputs,
-    compiled,
-    skip_checked_outputs,
-    validated,
-)
+from deployments.upstream.vllm.structured_outputs import CheckedOutputs, compiled, skip_checked_outputs, validated
 from rollout_env import TemporaryFailure
 from rollout_env.worker_pool import ProcessorTimeExceeded, WorkerEnded, WorkerPool
 

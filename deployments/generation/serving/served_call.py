@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING
 
 from vllm.exceptions import GracefulHTTPError
 
-from deployments.failures import (
-    GenerationNotFinite,
-    GenerationRejected,
-    RolloutFailure,
-    StoreFailure,
-    VersionReplaced,
-)
+from deployments.failures import GenerationNotFinite, GenerationRejected, RolloutFailure, StoreFailure, VersionReplaced
 from deployments.generation.engine_outputs import ColumnReader, GeneratedChoice
 from deployments.generation.serving.session_call import SessionCall
 from deployments.protocols.generation import GenerationRequest

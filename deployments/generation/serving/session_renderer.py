@@ -25,12 +25,7 @@ from deployments.generation.serving.session_call import images_by_name
 from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.protocols.images import ImageSpan
 from deployments.sessions.message_comparison import plain_message
-from deployments.sessions.records import (
-    NO_PLAN,
-    ChatContext,
-    new_images,
-    prepared_prompt,
-)
+from deployments.sessions.records import NO_PLAN, ChatContext, new_images, prepared_prompt
 from deployments.upstream.vllm.request_validation import with_known_roles
 from rollout_client.contract.messages import IMAGE_NAME
 

@@ -118,12 +118,7 @@ class AnsweredGenerate(GenerateBaseServing):
     """Answers calls of `/generate`, with the prompts of each in their order."""
 
     def __init__(
-        self,
-        engine: Any,
-        models: Any,
-        renderer: Any,
-        aborts: CallAborts,
-        current_version: Callable[[str | None], str],
+        self, engine: Any, models: Any, renderer: Any, aborts: CallAborts, current_version: Callable[[str | None], str]
     ) -> None:
         """Builds on vLLM's own layers.
 

@@ -15,11 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import SchemaValidator, core_schema
-from vllm.renderers.hf import (
-    _consolidate_system_messages,
-    _convert_developer_to_system,
-    _detect_developer_role_support,
-)
+from vllm.renderers.hf import _consolidate_system_messages, _convert_developer_to_system, _detect_developer_role_support
 
 LISTS = frozenset({"list", "set", "frozenset"})
 """The types of core schemas that know `fail_fast`; so do tuples, of which requests have none without an end."""

@@ -10,11 +10,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.utils import is_base_embedding_weights, parse_fine_tuned_lora_name
-from vllm.model_executor.model_loader.reload.layerwise import (
-    LOADING_LAYERS,
-    _place_kernel_tensors,
-    get_layerwise_info,
-)
+from vllm.model_executor.model_loader.reload.layerwise import LOADING_LAYERS, _place_kernel_tensors, get_layerwise_info
 
 
 def reject_unknown_backend(args: AsyncEngineArgs) -> None:
