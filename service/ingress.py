@@ -6,7 +6,7 @@ Where Serve listens is asked of Serve itself, whoever started it: `serve run` re
 import asyncio
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import ray
 from fastapi import FastAPI
@@ -40,8 +40,7 @@ def http_options() -> HttpOptions | None:
     """Options of the running Serve; `None` where none runs. Blocks."""
     if not ray.is_initialized():
         return None
-    options: HttpOptions | None = running_http_options()
-    return options
+    return cast(HttpOptions | None, running_http_options())
 
 
 @serve.ingress()

@@ -192,5 +192,4 @@ def _sessions(
 ) -> AgentSessions | None:
     if handles.sessions is None or settings.sessions is None:
         return None
-    store = session_store_client(handles.sessions)
-    return AgentSessions(store, policy, access, tasks, settings.sessions.base_url)
+    return AgentSessions(session_store_client(handles.sessions), policy, access, tasks, settings.sessions.base_url)

@@ -53,8 +53,7 @@ class AgentRunsOfTask(TaskEnvironment):
         begun_at = loop.time()
         said = RunNotes()
         reward = await self._run(extra_env_info, said)
-        metrics = {**said.metrics, SECONDS: loop.time() - begun_at}
-        return StepOutcome(None, reward, terminated=True, metrics=metrics)
+        return StepOutcome(None, reward, terminated=True, metrics={**said.metrics, SECONDS: loop.time() - begun_at})
 
     async def _run(self, call: AgentCall, said: RunNotes) -> dict[str, float]:
         running = asyncio.create_task(self._program.run(call, said))

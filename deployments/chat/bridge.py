@@ -257,5 +257,4 @@ def _call_of(id_: str, name: str, arguments: object) -> dict[str, Any]:
 
 
 def _name_of(call: Mapping[str, Any]) -> str:
-    function = call.get("function") or call
-    return str(function.get("name") or _MADE_UP_NAME)
+    return str((call.get("function") or call).get("name") or _MADE_UP_NAME)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import Environment, Template, TemplateError, nodes
 from jinja2.visitor import NodeTransformer
@@ -85,8 +85,7 @@ def _marked_template(source: str) -> Template:
     environment = _compile_jinja_template(source).environment
     tree: nodes.Template = _MarkLoops(environment).visit(environment.parse(source))
     code: Any = environment.compile(tree)
-    template: Template = environment.template_class.from_code(environment, code, environment.globals)
-    return template
+    return cast(Template, environment.template_class.from_code(environment, code, environment.globals))
 
 
 class _MarkLoops(NodeTransformer):

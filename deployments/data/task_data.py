@@ -12,7 +12,7 @@ names.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -161,8 +161,7 @@ class Split:
     def numbers(self, places: Places) -> list[int]:
         """The numbers of the rows at these places of the split."""
         chosen = places + np.uint64(self.first)
-        numbers: list[int] = (chosen if self.held_out is None else self.held_out(chosen)).tolist()
-        return numbers
+        return cast(list[int], (chosen if self.held_out is None else self.held_out(chosen)).tolist())
 
 
 class TaskData:

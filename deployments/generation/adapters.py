@@ -135,8 +135,7 @@ class Adapters:
         self._held.add(adapter)
 
     def held(self, label: str, checksum: str) -> LoadedAdapter | None:
-        same = (each for each in self._held if (each.label, each.checksum) == (label, checksum))
-        return next(same, None)
+        return next((each for each in self._held if (each.label, each.checksum) == (label, checksum)), None)
 
     def switch_to(self, adapter: LoadedAdapter | None) -> None:
         """Makes `adapter` current; ongoing generations end with the one that they began with."""

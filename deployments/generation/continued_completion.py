@@ -103,8 +103,7 @@ class ContinuedCompletion:
 
         Its last output, when it is aborted, ends the completion.
         """
-        is_stopped = self._followed is not None and self._followed.stop_string is not None
-        return is_stopped and not self._was_stopped
+        return not self._was_stopped and self._followed is not None and self._followed.stop_string is not None
 
     def next_prompt(self) -> list[int]:
         self._tokens_before = len(self._token_ids)
@@ -203,9 +202,7 @@ class ContinuedCompletion:
         that is not streamed has no such output.
         """
         completion = output.outputs[0]
-        if self._was_stopped:
-            return False
-        if self._depends_on_response() and self._tokens_sent:
+        if self._was_stopped or (self._tokens_sent and self._depends_on_response()):
             return False
         is_open = self._followed is not None or self._ends_open()
         # Without a token it may have a part of the prompt's log-probabilities.

@@ -177,8 +177,7 @@ class GeneratorReplica(GeneratorReplicaBase):
 
 def replica_id() -> str:
     """The id of this replica; unique among all replicas, those that it replaces included."""
-    unique_id: str = serve.get_replica_context().replica_id.unique_id
-    return unique_id
+    return str(serve.get_replica_context().replica_id.unique_id)
 
 
 def registration_of(workers: int, loaded: LoadedWeights) -> ReplicaRegistration:

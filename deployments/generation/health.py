@@ -8,6 +8,7 @@ another replica; a replica that keeps producing them must be replaced.
 import math
 from array import array
 from collections import deque
+from contextlib import suppress
 
 import psutil
 
@@ -60,11 +61,9 @@ _RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 def kill_child_processes() -> None:
     """Kills all processes below this one, stopped ones too, except those that free what the others leave."""
     for process in psutil.Process().children(recursive=True):
-        try:
+        with suppress(psutil.NoSuchProcess):
             if _RESOURCE_TRACKER not in " ".join(process.cmdline()):
                 process.kill()
-        except psutil.NoSuchProcess:
-            continue
 
 
 def refuse_not_finite(logprobs: "array[float]") -> None:

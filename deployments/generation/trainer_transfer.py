@@ -18,10 +18,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Lock, Thread
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -95,11 +94,9 @@ class TrainerRendezvous:
 
 
 def listens(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), _PROBE_TIMEOUT_S).close()
-    except OSError:
-        return False
-    return True
+    with suppress(OSError), socket.create_connection((host, port), _PROBE_TIMEOUT_S):
+        return True
+    return False
 
 
 def _use_device(device: torch.device | None) -> None:
@@ -124,9 +121,7 @@ class TrainerWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._ends.set()
         self._thread.join()
 

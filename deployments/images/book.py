@@ -105,9 +105,8 @@ class ImageBook:
         self.total_bytes = 0
         found = ((stored, orjson.loads(stored.record)) for stored in kept)
         for stored, fields in sorted(found, key=lambda pair: pair[1]["used_at"]):
-            used_at = min(fields["used_at"], time_s)
-            image = _KeptImage(sum(stored.sizes.values()), frozenset(fields["owners"]), used_at)
-            self._apply({stored.record_id: image})
+            size, owners = sum(stored.sizes.values()), frozenset(fields["owners"])
+            self._apply({stored.record_id: _KeptImage(size, owners, min(fields["used_at"], time_s))})
 
     def __len__(self) -> int:
         return len(self._images)

@@ -10,7 +10,7 @@ Guarantee: what `put` returns for is stored. A store that starts again has it.
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.exceptions import RayError
@@ -127,8 +127,7 @@ class RemoteImages(ImageStore):
         return refused
 
     async def get(self, name: str) -> bytes:
-        data: bytes = await attempts((ImagesLost, StoreReplaced))(self._get, name)
-        return data
+        return cast(bytes, await attempts((ImagesLost, StoreReplaced))(self._get, name))
 
     async def answer(self) -> None:
         """Returns if the store reads and writes; does not wait for one that has died."""

@@ -248,8 +248,7 @@ class JobRegistry:
 
     def release(self, owner: str, job_ids: Collection[str]) -> list[Change]:
         """Gives up jobs of a replica that shuts down or has no room for them."""
-        mine = [job.record for job_id in job_ids if (job := self._owned(owner, job_id)) is not None]
-        return [*map(_given_up, mine)]
+        return [_given_up(job.record) for job_id in job_ids if (job := self._owned(owner, job_id)) is not None]
 
     # Passing time, and what was stored.
 

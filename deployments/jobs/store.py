@@ -67,8 +67,7 @@ class JobStore(StoreReplica[JobRegistry]):
             await self._wait(job_id, min(left_s, POLL_S))
 
     async def ledger(self, job_id: str, namespace: str, after: int) -> dict[EntryName, bytes]:
-        names = (await self._state.started()).ledger(job_id, namespace, after)
-        return await self.read(job_id, names)
+        return await self.read(job_id, (await self._state.started()).ledger(job_id, namespace, after))
 
     async def acknowledge(self, job_id: str, namespace: str, last: int) -> JobRecord:
         await self._change(lambda registry: (None, registry.acknowledge(job_id, namespace, last)))

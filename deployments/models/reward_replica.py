@@ -66,8 +66,7 @@ class _ClassificationModel:
         self._model.config.pad_token_id = self._pad_token_id
 
     def _padding_token(self) -> int:
-        known = (self._model.config.pad_token_id, self._tokenizer.pad_token_id, self._tokenizer.eos_token_id)
-        for token_id in known:
+        for token_id in (self._model.config.pad_token_id, self._tokenizer.pad_token_id, self._tokenizer.eos_token_id):
             if token_id is not None:
                 return int(token_id)
         raise ValueError(f"neither {self._settings.model} nor its tokenizer names a token to pad with")

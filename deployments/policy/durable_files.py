@@ -7,6 +7,7 @@ seconds; what a store leaves in the trash when it dies is deleted by the next on
 
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -52,10 +53,8 @@ class Trash:
         if not path.exists():
             return
         self._place.mkdir(parents=True, exist_ok=True)
-        try:
+        with suppress(FileNotFoundError):
             path.rename(self._place / uuid4().hex)
-        except FileNotFoundError:
-            return
 
     def empty(self) -> None:
         """Deletes what was discarded. Call it from a thread."""

@@ -19,7 +19,7 @@ import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -255,9 +255,6 @@ def _is_readable_here(payload: VersionPayload, node_id: str) -> bool:
 
 def _remove_version(lock_path: Path) -> None:
     """Removes the files of the version with this lock, unless a process holds it."""
-    try:
-        with FileLock(lock_path, timeout=0):
-            for suffix in (".safetensors", ".fetching", ".lock"):
-                lock_path.with_suffix(suffix).unlink(missing_ok=True)
-    except Timeout:
-        return
+    with suppress(Timeout), FileLock(lock_path, timeout=0):
+        for suffix in (".safetensors", ".fetching", ".lock"):
+            lock_path.with_suffix(suffix).unlink(missing_ok=True)

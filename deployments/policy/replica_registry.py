@@ -8,7 +8,7 @@ once; whoever waits for a report learns that the replica died, registered again,
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import count
 
@@ -197,11 +197,10 @@ class ReplicaRegistry:
             awaited = replica.awaited_reports.pop(report.command_number, None)
             if awaited is not None and not awaited.done():
                 awaited.set_result(report)
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(LONG_POLL_S):
                 return await replica.commands.get()
-        except TimeoutError:
-            return None
+        return None
 
     def record_checksum(self, replica_id: str, loaded: LoadedWeights, checksum: str) -> None:
         """Ignores the checksum if the replica holds other weights by now. Raises `ReplicaNotRegistered`."""

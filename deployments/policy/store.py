@@ -316,8 +316,7 @@ class PolicyStore(CommandSource):
         """
         self._holds += 1
         self._is_released = False
-        ends_at = asyncio.get_running_loop().time() + lease_s
-        await self._tasks.finish(self._hold(self._holds, mode, ends_at))
+        await self._tasks.finish(self._hold(self._holds, mode, asyncio.get_running_loop().time() + lease_s))
 
     async def _hold(self, number: int, mode: PauseMode, ends_at: float) -> None:
         async with self.registry.update_lock.lease():

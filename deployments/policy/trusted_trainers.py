@@ -9,6 +9,7 @@ import asyncio
 import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Self
@@ -107,10 +108,8 @@ class TrustedTrainers:
 
 async def _addresses_of(host: str, resolve: Resolve) -> list[Address]:
     """The host's IP addresses, those of IPv4 first, since vLLM's rendezvous listens on these; none if unknown."""
-    try:
+    with suppress(ValueError):
         return [plain(ip_address(host))]
-    except ValueError:
-        pass
     try:
         found = {plain(ip_address(address)) for address in await resolve(host)}
     except (OSError, UnicodeError):

@@ -281,8 +281,7 @@ class WeightTransfer:
     async def _resume(self, version: int, applied: dict[RegisteredReplica, CommandResult]) -> PolicyUpdate:
         ready = [replica for replica, result in applied.items() if error_of(result) is None]
         info = self._versions.info(version)
-        finish = FinishTransfer(version, info.key)
-        finished = await self._registry.send_all(ready, finish)
+        finished = await self._registry.send_all(ready, FinishTransfer(version, info.key))
         replicas = [self._registry.outcome(each, result, version) for each, result in (applied | finished).items()]
         await self._updates.activate(self._policy)
         self._saving = self._tasks.start(self._save(version, self._participants[0]))

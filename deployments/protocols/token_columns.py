@@ -18,8 +18,7 @@ _CODES: dict[NumberType, str] = {"uint8": "B", "uint16": "H", "int32": "i", "flo
 
 def packed_rows(values: Iterable[float], dtype: NumberType, row: Sequence[int] = ()) -> PackedNumbers:
     """The values as rows of this shape; there are whole rows of them."""
-    numbers = array(_CODES[dtype], values)
-    return numbers_of(numbers.tobytes(), dtype, row)
+    return numbers_of(array(_CODES[dtype], values).tobytes(), dtype, row)
 
 
 def numbers_of(data: bytes, dtype: NumberType, row: Sequence[int] = ()) -> PackedNumbers:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from math import exp, log
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -80,8 +80,7 @@ class Sums:
 
 
 def sizes_of(differences: ArrayLike) -> Floats:
-    sizes: Floats = np.minimum(np.abs(np.asarray(differences, np.float64)), LARGEST_DIFFERENCE)
-    return sizes
+    return cast(Floats, np.minimum(np.abs(np.asarray(differences, np.float64)), LARGEST_DIFFERENCE))
 
 
 def totals_by(parts: Iterable[tuple[Key, Sums]]) -> dict[Key, Sums]:

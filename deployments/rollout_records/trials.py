@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import log
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -64,8 +64,7 @@ def votes(sampled: ArrayLike, again: ArrayLike, one: ArrayLike, other: ArrayLike
 
 
 def _mean_size(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
-    sizes: NDArray[np.float64] = np.minimum(sizes_of(one - other), log(MOST_COUNTED)).mean(-1)
-    return sizes
+    return cast(NDArray[np.float64], np.minimum(sizes_of(one - other), log(MOST_COUNTED)).mean(-1))
 
 
 class MadeRollout(NamedTuple):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +98,7 @@ def _processes_of_user(uid: int) -> int:
     count = 0
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            try:
+            with suppress(OSError):
                 if folder.stat().st_uid == uid:
                     count += sum(1 for _ in (folder / "task").iterdir())
-            except OSError:
-                continue
     return count

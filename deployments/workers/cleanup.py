@@ -106,8 +106,7 @@ def claim_folder(parent: Path | None = None) -> Path | None:
 def remove_left_over(parent: Path | None = None) -> None:
     """Removes the folders of replicas on this machine that are gone; those that cannot be seen from here stay."""
     for folder in (parent or Path(tempfile.gettempdir())).glob(f"{MARK}-*"):
-        owner = folder.name.removeprefix(f"{MARK}-")
-        if has_died(owner):
+        if has_died(folder.name.removeprefix(f"{MARK}-")):
             # Another replica may remove the same at this moment.
             shutil.rmtree(folder, ignore_errors=True)
 

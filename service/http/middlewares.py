@@ -91,8 +91,7 @@ class RequestMiddleware:
 
 def request_id_of(request: Request) -> str:
     """The id that `RequestMiddleware` gave the request."""
-    request_id: str = request.state.request_id
-    return request_id
+    return str(request.state.request_id)
 
 
 def problem_response(problem: Problem, request_id: str, headers: Mapping[str, str] | None = None) -> Response:

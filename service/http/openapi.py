@@ -9,7 +9,7 @@ that. All schemas are components named after the contract's types, so that gener
 """
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import Depends, FastAPI, Request, Security
 from fastapi.openapi.models import HTTPBearer as BearerModel
@@ -74,8 +74,7 @@ def needs(scope: Scope, also_api_key: bool = False) -> dict[str, Any]:
 
 async def _authorized_caller(request: Request) -> Caller:
     """Fails on a route that states no scope."""
-    caller: Caller = request.state.caller
-    return caller
+    return cast(Caller, request.state.caller)
 
 
 AuthorizedCaller = Annotated[Caller, Depends(_authorized_caller)]

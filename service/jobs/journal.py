@@ -211,8 +211,7 @@ class JobJournal(ProgressLog):
         added[EntryName("outline", self._last_event)] = outline_entry(outlines)
         removed = [name for position in settled for name in self._entries_of.pop(position, ())]
         self.in_events.update(settled)
-        write = JobWrite(self._job_id, self._epoch, added, removed)
-        self._put(write, [note for _, note in ended.values()])
+        self._put(JobWrite(self._job_id, self._epoch, added, removed), [note for _, note in ended.values()])
 
     async def end(self, last_line: bytes, ended: Ended, selected: tuple[int, int] | None) -> None:
         """Returns when the last event is stored, and so all before it. Args: `selected` as in `add_group`."""

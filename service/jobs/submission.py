@@ -93,8 +93,7 @@ async def submitted(
 def required(jobs: JobRunner | None) -> JobRunner:
     """Raises `JobsNotConfigured`."""
     if jobs is None:
-        message = "the service's config has no jobs; post to /rollout, without Idempotency-Key"
-        raise JobsNotConfigured.of("", message)
+        raise JobsNotConfigured.of("", "the service's config has no jobs; post to /rollout, without Idempotency-Key")
     return jobs
 
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from weakref import WeakValueDictionary
 
 from ray.serve.handle import DeploymentHandle
@@ -115,8 +115,7 @@ class RemoteEnvironment(Environment):
             self._releases[replica].add(session_id)
 
     async def describe(self) -> TaskDescription:
-        description: TaskDescription = await self._client.describe()
-        return description
+        return cast(TaskDescription, await self._client.describe())
 
     async def certify(self, settings: PanelSettings) -> dict[str, Any]:
         document: dict[str, Any] = await self._client.certify(settings)
@@ -157,8 +156,7 @@ class RemoteEnvironment(Environment):
         return description
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        samples: list[dict[str, Any]] = await self._client.example_samples(count, seed)
-        return samples
+        return cast(list[dict[str, Any]], await self._client.example_samples(count, seed))
 
     def _steps_of(self, destination: _Destination) -> CallBatcher[StepRequest, StepOutcome]:
         if (known := self._steps.get(destination)) is not None:
@@ -204,12 +202,10 @@ class RemoteData(DataReader):
         self._store = StoreClient(handle, DataLost, _DATA)
 
     async def sizes(self) -> dict[str, dict[str, int]]:
-        sizes: dict[str, dict[str, int]] = await self._store.sizes()
-        return sizes
+        return cast(dict[str, dict[str, int]], await self._store.sizes())
 
     async def revision(self, wanted: SampleRange) -> str:
-        revision: str = await self._store.revision(wanted.task_name, wanted.split, wanted.seed)
-        return revision
+        return str(await self._store.revision(wanted.task_name, wanted.split, wanted.seed))
 
     async def samples(self, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:
         stream: Any = self._handle.options(stream=True).samples.remote(

@@ -167,8 +167,7 @@ class RemoteGenerator(Generator, ModelServer):
             await self._turn(scheduled)
         parts = self._parts[request.generation_id] = asyncio.Queue()
         sent = replace(request, virtual_time=scheduled.virtual_time, age_s=monotonic() - request.received_at)
-        call = self._calls_of(scheduled.replica).serve.call(sent)
-        answering = asyncio.create_task(call)
+        answering = asyncio.create_task(self._calls_of(scheduled.replica).serve.call(sent))
         answering.add_done_callback(partial(_note_end, parts))
         with self._noting_end(scheduled) as end:
             try:
@@ -324,8 +323,7 @@ class RemoteGenerator(Generator, ModelServer):
 
     def _look_again_soon(self) -> None:
         if self._looking_for_replicas is None:
-            loop = asyncio.get_running_loop()
-            self._looking_for_replicas = loop.call_later(REPLICA_REFRESH_S, self._look_again)
+            self._looking_for_replicas = asyncio.get_running_loop().call_later(REPLICA_REFRESH_S, self._look_again)
 
     def _look_again(self) -> None:
         self._looking_for_replicas = None

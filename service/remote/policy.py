@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from deployments.failures import PolicyStoreLost
@@ -134,11 +135,10 @@ class RemotePolicy(VersionFeed):
             return True
         if re.fullmatch(NAME, name) is None:
             return False
-        try:
+        with suppress(PolicyUnknown):
             self.note(await self.store.wait_for(name, 0, None, 0.0))
-        except PolicyUnknown:
-            return False
-        return True
+            return True
+        return False
 
     async def learn_version(self) -> None:
         """Returns when the current version of the policy without a name is known.

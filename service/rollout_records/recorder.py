@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel
 from ray.serve import metrics
@@ -86,8 +86,7 @@ class RolloutRecorder:
             self._dropped.inc()
             return
         self._held_bytes += record.size
-        kept = self._records.add(record)
-        kept.add_done_callback(partial(self._let_go, record.size))
+        self._records.add(record).add_done_callback(partial(self._let_go, record.size))
 
     def _let_go(self, size: int, kept: "asyncio.Future[None]") -> None:
         self._held_bytes -= size
@@ -131,8 +130,7 @@ def _record_of(kept: KeptRecord) -> RolloutRecord:
 
 def fields_of_record(kept: KeptRecord) -> dict[str, Any]:
     """The fields of a `RolloutRecord`, its numbers in arrays."""
-    fields: dict[str, Any] = pickle.loads(kept.data)
-    return fields
+    return cast(dict[str, Any], pickle.loads(kept.data))
 
 
 def _fields_for(model: type[BaseModel], part: object) -> dict[str, Any]:

@@ -31,7 +31,6 @@ from service.problems import (
     parsed_json,
     parsed_model,
     unknown_token,
-    validation_problem,
 )
 
 SAMPLES_AT_ONCE = 64
@@ -82,10 +81,7 @@ def parsed_body(body: bytes | bytearray) -> RolloutRequest:
     Raises:
         RequestProblem: 400 or 422, the problems of the body.
     """
-    try:
-        return RolloutRequest.model_validate(parsed_json(body), strict=True)
-    except ValidationError as error:
-        raise validation_problem(error) from error
+    return parsed_model(body, RolloutRequest)
 
 
 def request_parts(body: bytes | bytearray, bounds: BodyBounds) -> Iterator[Any]:

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from fastapi import Depends, Request
 
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 
 async def _app_services(request: Request) -> AppServices:
-    services: AppServices = request.app.state.services
-    return services
+    return cast(AppServices, request.app.state.services)
 
 
 Services = Annotated[AppServices, Depends(_app_services)]

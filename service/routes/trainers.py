@@ -166,8 +166,7 @@ async def _reset_prefix_cache(_: Trainers) -> Response:
 @router.post("/init_weight_transfer_engine", **_changes)
 async def _init_transfer(request: Request, store: Store, _: Trainers) -> Response:
     """Each replica has ranks of its own, whatever `rank_offset` says."""
-    body = await read_json_body(request, _InitBody, _LARGEST_BYTES, _ADVICE)
-    await store.init_transfer(body.init_info)
+    await store.init_transfer((await read_json_body(request, _InitBody, _LARGEST_BYTES, _ADVICE)).init_info)
     return _done("Weight transfer initialized")
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from huggingface_hub import try_to_load_from_cache
@@ -126,8 +126,7 @@ def _engine_of(served: ServedModel) -> dict[str, Any]:
 
 
 def _shipped_config(name: str) -> dict[str, Any]:
-    config: dict[str, Any] = yaml.safe_load((BUNDLED / name).read_text())
-    return config
+    return cast(dict[str, Any], yaml.safe_load((BUNDLED / name).read_text()))
 
 
 def engine_fields(given: Sequence[str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Token ids and log-probabilities are not copied out of the body; Python objects a
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -165,8 +165,7 @@ def value_bytes(values: pa.Array) -> memoryview:
 
 def message_counts(lists: pa.ChunkedArray) -> list[int | None]:
     """The length of each row's list; `None` where it is null."""
-    counts: list[int | None] = pc.list_value_length(lists).to_pylist()
-    return counts
+    return cast(list[int | None], pc.list_value_length(lists).to_pylist())
 
 
 def with_numbers(row: dict[str, Any], numbers: dict[str, list[Any]]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Numbers, arrays and tensors of numpy and torch become numbers and lists of them;
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel
 from pydantic_core import from_json, to_json
@@ -28,8 +28,7 @@ def as_given(value: Any) -> Any:
 
 def list_of(numbers: Any) -> list[Any]:
     """The items of an iterable, or of an array or tensor of one dimension."""
-    items: list[Any] = numbers.tolist() if hasattr(numbers, "tolist") else list(numbers)
-    return items
+    return cast(list[Any], numbers.tolist() if hasattr(numbers, "tolist") else list(numbers))
 
 
 def json_bytes(value: object, place: str = "") -> bytes:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 from rollout_client.calls.call import without_none
 from rollout_client.calls.json_values import as_given, json_bytes, json_value, list_of
@@ -101,8 +101,7 @@ class ScoreOptions(CallOptions, total=False):
 
 def score_body(sequences: Iterable[Iterable[int]], options: ScoreOptions) -> bytes:
     """Each sequence is a list of token ids, or a one-dimensional array or tensor of them."""
-    given = given_options(options, "sequence_retries")
-    return json_bytes({"sequences": [*map(list_of, sequences)], **given})
+    return json_bytes({"sequences": [*map(list_of, sequences)], **given_options(options, "sequence_retries")})
 
 
 class TrainerRows(TypedDict, total=False):
@@ -159,8 +158,7 @@ def id_of(rollout: str | SampleResult | None) -> str:
 
 def rows_of(name: str, rows: Iterable[Any]) -> list[list[Any]]:
     """Lists, arrays or tensors, or the rows of one; `name` is that of the argument. Raises `NotJson`."""
-    lists: list[list[Any]] = json_value([*map(list_of, rows)], name)
-    return lists
+    return cast(list[list[Any]], json_value([*map(list_of, rows)], name))
 
 
 def finite_or_none(value: float | None) -> float | None:

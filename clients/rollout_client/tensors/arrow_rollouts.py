@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -110,8 +110,7 @@ def rows_at(positions: Sequence[int], column: pa.ChunkedArray) -> pa.ChunkedArra
 
 
 def _list_lengths(lists: pa.ListArray) -> NDArray[np.int32]:
-    lengths: NDArray[np.int32] = pc.list_value_length(lists).fill_null(0).to_numpy()
-    return lengths
+    return cast(NDArray[np.int32], pc.list_value_length(lists).fill_null(0).to_numpy())
 
 
 def _joined_arrays(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:

@@ -205,8 +205,7 @@ def _merged_log(posted: Sequence[Mapping[str, Any]], returned: Sequence[Message]
     *before, last = posted
     came, *new = map(_message_of, returned[len(before) :])
     if json_value(_posted_fields(last)) != json_value(_posted_fields(came)):
-        own = {name: value for name, value in last.items() if not isinstance(value, torch.Tensor)}
-        last = own | came
+        last = {name: value for name, value in last.items() if not isinstance(value, torch.Tensor)} | came
     return [*before, last, *new]
 
 

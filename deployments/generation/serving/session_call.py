@@ -217,8 +217,7 @@ class SessionCall:
     async def prepare_tokens(self, token_ids: Sequence[int]) -> None:
         """Begins a call whose caller has tokenized its prompt. Raises as `prepare`."""
         plan = await self._begin(TokenPrompt(packed_ids(token_ids)))
-        prepare = partial(prompt_of_tokens, plan, token_ids, self._calls.renderer.decode)
-        self._prompt = await self._prepared(prepare)
+        self._prompt = await self._prepared(partial(prompt_of_tokens, plan, token_ids, self._calls.renderer.decode))
 
     async def _begin(self, conversation: Conversation) -> Plan:
         self._has_begun = True

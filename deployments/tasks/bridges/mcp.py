@@ -321,8 +321,7 @@ class McpEnvironment(TaskEnvironment):
         self.names = frozenset(names)
 
     async def open_session(self, message_log: list[ChatMessage], extra_env_info: McpInfo) -> Session:  # noqa: ARG002
-        opening = _McpConnection.open(self.server, self.call_timeout_s)
-        return _McpSession(self, await self.connections.run(opening))
+        return _McpSession(self, await self.connections.run(_McpConnection.open(self.server, self.call_timeout_s)))
 
     def close(self) -> None:
         self.connections.stop()
@@ -356,8 +355,7 @@ class _McpSession(Session):
         calls = tool_calls_of(response, self._task.tools)
         if not calls:
             answer = boxed_or_whole(reply_text(response))
-            reward = self._task.reward_of(answer, extra_env_info)
-            return StepOutcome(None, reward, terminated=True, answer=answer)
+            return StepOutcome(None, self._task.reward_of(answer, extra_env_info), terminated=True, answer=answer)
         results = await asyncio.gather(*map(self._result, calls))
         messages = [tool_message(text, call) for call, text in zip(calls, results, strict=True)]
         return StepOutcome(messages, 0.0, terminated=False)

@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import json
 from contextlib import suppress
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, HttpUrl
@@ -230,8 +230,7 @@ def _schema_of_action(url: str) -> dict[str, Any]:
         answer = httpx.get(f"{url}/schema", trust_env=not is_loopback(url)).raise_for_status().json()
     except (httpx.HTTPError, ValueError) as error:
         raise TemporaryFailure(f"The OpenEnv server at {url} does not tell its schemas: {error}") from error
-    schema: dict[str, Any] = answer["action"]
-    return schema
+    return cast(dict[str, Any], answer["action"])
 
 
 def _instruction_of(schema: dict[str, Any], action_field: str | None) -> str:

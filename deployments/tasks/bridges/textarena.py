@@ -99,8 +99,7 @@ class TextArenaEnvironment(TaskEnvironment):
 
     def open_session(self, message_log: list[ChatMessage], extra_env_info: _TextArenaInfo) -> Session:
         """Begins the game, and makes the moves that the log has already."""
-        game = _Game(self, extra_env_info.seed, extra_env_info.player)
-        return game.replayed(message_log, extra_env_info)
+        return _Game(self, extra_env_info.seed, extra_env_info.player).replayed(message_log, extra_env_info)
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         return [

@@ -79,5 +79,4 @@ class AsyncInfoCalls(AsyncResource):
 
     async def image(self, name: str, **options: Unpack[CallOptions]) -> bytes:
         """The file of an image, by the name that `upload_image`, a message or `mm_ranges` has."""
-        call = Call("GET", path_of("blobs", name), b"".join, accept="image/*")
-        return await self._connection.short(call, options)
+        return await self._connection.short(Call("GET", path_of("blobs", name), b"".join, accept="image/*"), options)

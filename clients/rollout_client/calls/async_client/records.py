@@ -69,8 +69,7 @@ class AsyncRecordCalls(AsyncResource):
         Raises:
             ValueError: an argument has another number of rows than there are rollouts, or a rollout has no id.
         """
-        body = report_body(rollouts, logprobs, options)
-        call = call_for(ReportAnswer, "POST", "/rollouts/logprobs", body=body)
+        call = call_for(ReportAnswer, "POST", "/rollouts/logprobs", body=report_body(rollouts, logprobs, options))
         return await self._connection.short(call, call_options(options))
 
     async def mismatch(self, **options: Unpack[CallOptions]) -> Mismatch:

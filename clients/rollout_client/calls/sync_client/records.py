@@ -70,8 +70,7 @@ class RecordCalls(Resource):
         Raises:
             ValueError: an argument has another number of rows than there are rollouts, or a rollout has no id.
         """
-        body = report_body(rollouts, logprobs, options)
-        call = call_for(ReportAnswer, "POST", "/rollouts/logprobs", body=body)
+        call = call_for(ReportAnswer, "POST", "/rollouts/logprobs", body=report_body(rollouts, logprobs, options))
         return self._connection.short(call, call_options(options))
 
     def mismatch(self, **options: Unpack[CallOptions]) -> Mismatch:

@@ -58,7 +58,5 @@ def play(
 ) -> None:
     """Play example samples of a TASK and show what happened."""
     with service.client() as client:
-        samples = client.example_samples(task, count, seed)
-        response = client.rollout(samples, progress=True, **options)
-    transcripts = [transcript(sample) for sample in response.samples]
-    show(response, as_json, *transcripts, metrics_table(response.metrics))
+        response = client.rollout(client.example_samples(task, count, seed), progress=True, **options)
+    show(response, as_json, *map(transcript, response.samples), metrics_table(response.metrics))

@@ -88,8 +88,7 @@ def export(
             exported = export_rollouts(rollouts, format, selection, partial(image_file, images, client.image))
     exported.save(output)
     counts = {name: getattr(exported, name) for name in ("format", "rollouts", "left_out", "notes")}
-    document = {**counts, "output": str(output), "rows": len(exported.rows)}
-    show(document, as_json, _export_table(exported))
+    show({**counts, "output": str(output), "rows": len(exported.rows)}, as_json, _export_table(exported))
 
 
 def _export_table(exported: Export) -> Table:
