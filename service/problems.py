@@ -65,17 +65,11 @@ class RequestProblem(Exception):
         self, type_: ProblemType, errors: Sequence[FieldProblem], headers: Mapping[str, str] = _NO_HEADERS
     ) -> None:
         """`headers` are those of the response."""
-        detail = " ".join(
-            f"{error.field}: {error.message}." if error.field else f"{error.message}." for error in errors
-        )
-        super().__init__(detail)
+        said = " ".join(f"{error.field}: {error.message}." if error.field else f"{error.message}." for error in errors)
+        super().__init__(said)
         self._type = type_
         self.problem = Problem(
-            type=f"{TYPE_PREFIX}{type_.name}",
-            title=type_.title,
-            status=type_.status,
-            detail=detail,
-            errors=list(errors),
+            type=f"{TYPE_PREFIX}{type_.name}", title=type_.title, status=type_.status, detail=said, errors=list(errors)
         )
         self.headers = headers
 

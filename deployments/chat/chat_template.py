@@ -11,7 +11,7 @@ pair of neighbouring roles, and show where messages of such roles end.
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any, cast
@@ -239,11 +239,7 @@ class ChatTemplate:
 
 
 def _shifted(
-    chat: Chat,
-    text: str,
-    places: Iterable[int],
-    begins: Sequence[tuple[int, bool]],
-    end_of: Callable[[int], int | None],
+    chat: Chat, text: str, places: range, begins: Sequence[tuple[int, bool]], end_of: Callable[[int], int | None]
 ) -> Iterator[int]:
     """Where the message before each place ends, by where the loop begins the one at it."""
     samples: Counter[tuple[object, ...]] = Counter()

@@ -282,13 +282,7 @@ class TransformersChatTokenizer(ChatTokenizer):
         return bridge[: last + 1], not self._special_ids.isdisjoint(end)
 
     def _covered(
-        self,
-        content: str,
-        hidden: Sequence[ChatMessage],
-        calls: Chat,
-        text: SplittableText,
-        end: int,
-        options: ChatOptions,
+        self, content: str, hidden: Chat, calls: Chat, text: SplittableText, end: int, options: ChatOptions
     ) -> str:
         """The part of the last message's content that is in the first `end` characters of `text`.
 

@@ -6,7 +6,7 @@ of another family of models, or read another file: ids and text then differ from
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -79,8 +79,7 @@ def load_tokenizer(name_or_path: str, hub: FromHub = FROM_MAIN) -> PreTrainedTok
     refuse_slow(tokenizer)
     if expected is not None:
         _refuse_unlike_file(tokenizer, expected, name)
-    loaded: PreTrainedTokenizerFast = tokenizer
-    return loaded
+    return cast(PreTrainedTokenizerFast, tokenizer)
 
 
 def refuse_slow(tokenizer: Any) -> None:

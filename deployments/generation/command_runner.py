@@ -59,7 +59,7 @@ class BaseReplaced(Exception):
     """The replica has other full weights than those that the adapter is for."""
 
 
-_REGISTER_AGAIN_AFTER_S = 0.5
+_RETRY_AFTER_S = 0.5
 _MOST_SHOWN = 400
 """Characters of an error's first line on the console."""
 _TRANSFER_FILE = "transfer.safetensors"
@@ -115,11 +115,7 @@ class CommandRunner:
         """Returns only when the replica is broken."""
         lost = (PolicyStoreLost, ReplicaNotRegistered)
         await until_back(
-            self._run_for_one_store,
-            lost,
-            _REGISTER_AGAIN_AFTER_S,
-            self._break_in_transfer,
-            goes_on=lambda: self.broken is None,
+            self._run_for_one_store, lost, _RETRY_AFTER_S, self._break_in_transfer, goes_on=lambda: self.broken is None
         )
 
     def _break_in_transfer(self, lost: Exception, _is_first: bool) -> None:

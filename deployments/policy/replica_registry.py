@@ -80,12 +80,8 @@ class _UpdateLock:
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
-        self._activity: str | None = None
-
-    @property
-    def activity(self) -> str | None:
+        self.activity: str | None = None
         """As its owner names it; `None` if it is free, or the owner waits for nobody."""
-        return self._activity
 
     @asynccontextmanager
     async def lease(self, activity: str | None = None) -> AsyncIterator[None]:
@@ -95,16 +91,16 @@ class _UpdateLock:
             activity: what the owner does, for callers that do not wait; without it, callers are never refused.
         """
         async with self._lock:
-            self._activity = activity
+            self.activity = activity
             try:
                 yield
             finally:
-                self._activity = None
+                self.activity = None
 
     def refuse_if_busy(self, options: SwitchOptions) -> None:
         """Raises `UpdateUnderWay` if the caller does not wait and an update or a transfer holds the lease."""
-        if options.if_busy == "refuse" and self._activity is not None:
-            message = f"{self._activity}; wait for it, or say if_busy=wait"
+        if options.if_busy == "refuse" and self.activity is not None:
+            message = f"{self.activity}; wait for it, or say if_busy=wait"
             raise UpdateUnderWay.of("if_busy", message, "refuse")
 
 

@@ -126,6 +126,8 @@ def fields_of(message: ChatMessage, token_ids: Sequence[int], mm_ranges: Sequenc
     return fields | {"mm_ranges": [*mm_ranges]} if mm_ranges else fields
 
 
+Calls = Sequence[Mapping[str, Any]]
+"""Calls of tools, as an assistant's message has them."""
 SplitSpecialTokens = Literal["none", "observations", "all"]
 """Whose texts are data, in which the spelling of a control token is ordinary text."""
 CONTEXT_TOKENS = 32
@@ -176,12 +178,7 @@ class ChatTokenizer(Protocol):
         """
 
     def observations(
-        self,
-        messages: Sequence[ChatMessage],
-        after: Sequence[int],
-        options: ChatOptions,
-        room: int,
-        calls: Sequence[Mapping[str, Any]] = (),
+        self, messages: Sequence[ChatMessage], after: Sequence[int], options: ChatOptions, room: int, calls: Calls = ()
     ) -> list[TokenizedObservation]:
         """Tokenizes the messages of an observation, at least one, that follow the generated ids `after`.
 

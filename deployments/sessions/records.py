@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import PlainValidator
 
 from deployments.failures import PromptRejected, StoreFailure
+from deployments.protocols.chat import Calls
 from deployments.protocols.generation import WeightSpan, packed_ids
 from deployments.protocols.images import ImagesByName, ImageSpan, OtherPlaceholders, expanded, image_spans
 from deployments.protocols.token_columns import Columns
@@ -155,11 +156,7 @@ class SessionRenderer(Protocol):
         ...
 
     def following(
-        self,
-        messages: Sequence[ChatMessage],
-        after: Sequence[int],
-        context: ChatContext,
-        calls: Sequence[Mapping[str, Any]] = (),
+        self, messages: Sequence[ChatMessage], after: Sequence[int], context: ChatContext, calls: Calls = ()
     ) -> list[Sequence[int]]:
         """The same for messages, at least one, that follow the generated ids `after`, without these.
 

@@ -16,6 +16,7 @@ from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.jobs import HEARTBEAT, IDEMPOTENCY_KEY, PREFER
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
+from service.http.middlewares import request_id_of
 from service.http.request_body import read_body, refuse_other_than_json
 from service.http.streaming import PERIOD_S
 from service.jobs.runner import JobRunner
@@ -67,12 +68,7 @@ ADVICE = "name samples of a task with samples_from, or split the request: jobs.m
 
 
 async def submitted(
-    request: Request,
-    request_id: str,
-    caller: Caller,
-    most_bytes: int,
-    admitted: AdmittedRequest,
-    jobs: JobRunner | None,
+    request: Request, caller: Caller, most_bytes: int, admitted: AdmittedRequest, jobs: JobRunner | None
 ) -> OpenedJob:
     """Reads the body and opens its job; see `JobRunner.open`.
 
@@ -84,7 +80,8 @@ async def submitted(
     refuse_other_than_json(request.headers)
     body = await read_body(request, min(most_bytes, jobs.max_body_bytes), ADVICE, admitted.hold_body)
     fingerprint, compressed = await asyncio.to_thread(_fingerprint_and_compressed, body)
-    job_request = JobRequest(namespace=caller.namespace, request_id=request_id, key=key, fingerprint=fingerprint)
+    name = request_id_of(request)
+    job_request = JobRequest(namespace=caller.namespace, request_id=name, key=key, fingerprint=fingerprint)
     # The job holds its own: what this request held would count twice.
     admitted.free()
     return await jobs.open(job_request, compressed)

@@ -55,6 +55,9 @@ class _FutureAnswer:
     media_type: str
 
 
+_Answering = Coroutine[Any, Any, _FutureAnswer]
+
+
 @dataclass(slots=True)
 class _Future:
     """Work whose answer is asked for later."""
@@ -87,13 +90,7 @@ class _Futures:
         self._bytes = 0
         self._tasks = BackgroundTasks()
 
-    def start(
-        self,
-        namespace: str,
-        name: str,
-        work: Callable[[], Coroutine[Any, Any, _FutureAnswer]],
-        on_end: Callable[[], None],
-    ) -> str:
+    def start(self, namespace: str, name: str, work: Callable[[], _Answering], on_end: Callable[[], None]) -> str:
         """Starts the work, unless it was before, and returns the id by which its answer is asked for.
 
         Args:
@@ -190,15 +187,10 @@ class TinkerSampling:
     async def _sampled(self, call: SampleCall, request_id: str, caller: Caller) -> bytes:
         # Scored first: that leaves the prompt in the prefix cache.
         score = await self._scored(call, request_id, caller)
-        share = share_of(f"tinker-{call.sampler.session}", call.sampler.priority, caller)
+        sampler, body = call.sampler, call.completion()
+        share = share_of(f"tinker-{sampler.session}", sampler.priority, caller)
         answer = await self._calls.answer(
-            "completions",
-            call.completion(),
-            request_id,
-            caller,
-            choices=call.choices,
-            demand=call.sampler.demand,
-            share=share,
+            "completions", body, request_id, caller, choices=call.choices, demand=sampler.demand, share=share
         )
         completion = await answer.whole()
         if answer.status != HTTPStatus.OK:

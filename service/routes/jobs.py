@@ -37,7 +37,7 @@ from service.jobs.codec import cursor_of
 from service.jobs.events import events_after, job_event_lines
 from service.jobs.submission import heartbeat_s, required_key, submitted
 from service.rollout_requests.result_encoding import JSON, NDJSON, json_of
-from service.routes.dependencies import Admitted, Jobs, OptionalJobs, RequestId, Rollouts
+from service.routes.dependencies import Admitted, Jobs, OptionalJobs, Rollouts
 
 MOST_BYTES_OF_AN_ACKNOWLEDGEMENT = 1024
 JobId = Annotated[str, Path(description="The `job_id` that `POST /jobs` has answered.")]
@@ -60,6 +60,7 @@ ROLLOUT_BODY = json_request(
 )
 """The body of `POST /rollout` and `POST /jobs`."""
 router = APIRouter(prefix="/jobs", tags=["jobs"])
+_UNKNOWN = refusals(JobUnknown, JobsNotConfigured)
 
 
 @router.post(
@@ -78,15 +79,10 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
     openapi_extra={**ROLLOUT_BODY, "parameters": [IDEMPOTENCY_KEY, CONTENT_ENCODING]},
 )
 async def _submit_job(
-    request: Request,
-    rollouts: Rollouts,
-    jobs: OptionalJobs,
-    admitted: Admitted,
-    request_id: RequestId,
-    caller: AuthorizedCaller,
+    request: Request, rollouts: Rollouts, jobs: OptionalJobs, admitted: Admitted, caller: AuthorizedCaller
 ) -> Response:
     """Takes the body of `POST /rollout`, and answers once the job has begun. It needs no listener to be played."""
-    opened = await submitted(request, request_id, caller, rollouts.limits.max_body_bytes, admitted, jobs)
+    opened = await submitted(request, caller, rollouts.limits.max_body_bytes, admitted, jobs)
     headers = {"Location": f"/v1/jobs/{opened.record.job_id}"}
     return Response(json_of(_status_of(opened.record)), 202, headers, media_type=JSON)
 
@@ -97,9 +93,7 @@ async def _jobs(jobs: Jobs, caller: AuthorizedCaller) -> JobList:
     return JobList(jobs=[_status_of(record) for record in await jobs.store.records(caller.namespace)])
 
 
-@router.get(
-    "/{job_id}", **needs("rollout"), summary="Get the state of a job", responses=refusals(JobUnknown, JobsNotConfigured)
-)
+@router.get("/{job_id}", **needs("rollout"), summary="Get the state of a job", responses=_UNKNOWN)
 async def _job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> JobStatus:
     """State and progress of the job."""
     return _status_of(await jobs.store.record(job_id, caller.namespace))
@@ -172,7 +166,7 @@ async def _acknowledge(request: Request, job_id: JobId, jobs: Jobs, caller: Auth
     **needs("rollout"),
     summary="Delete the job of an Idempotency-Key",
     status_code=204,
-    responses=refusals(JobUnknown, JobsNotConfigured),
+    responses=_UNKNOWN,
     openapi_extra={"parameters": [IDEMPOTENCY_KEY]},
 )
 async def _delete_run(request: Request, jobs: Jobs, caller: AuthorizedCaller) -> Response:
@@ -181,13 +175,7 @@ async def _delete_run(request: Request, jobs: Jobs, caller: AuthorizedCaller) ->
     return Response(status_code=204)
 
 
-@router.delete(
-    "/{job_id}",
-    **needs("rollout"),
-    summary="Delete a job",
-    status_code=204,
-    responses=refusals(JobUnknown, JobsNotConfigured),
-)
+@router.delete("/{job_id}", **needs("rollout"), summary="Delete a job", status_code=204, responses=_UNKNOWN)
 async def _delete_job(job_id: JobId, jobs: Jobs, caller: AuthorizedCaller) -> Response:
     """Cancels the rollouts that still run, and deletes the job with its events and its key."""
     await jobs.store.delete(job_id, caller.namespace)

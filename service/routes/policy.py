@@ -1,6 +1,6 @@
 """The routes of `/policy`: each reads its request and calls the policy store."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
@@ -45,6 +45,7 @@ ROLLBACK_ADVICE = 'send {"to": 5}, the number of the version'
 Name = Annotated[PolicyName | None, Query(description="The named policy; by default the one without a name.")]
 NewVersion = Annotated[int, Path(ge=1, le=LARGEST_VERSION, description="Number of the version, from 1.")]
 router = APIRouter(prefix="/policy", tags=["policy"])
+_changes: dict[str, Any] = needs("policy")
 
 
 @router.get("", **needs("read"), summary="Get the state of the weights", responses=refusals(PolicyNotCurrent))
@@ -78,10 +79,7 @@ async def _policy_layout(store: Store) -> PolicyLayout:
 
 
 @router.get(
-    "/versions/{version}/upload",
-    **needs("policy"),
-    summary="Get the state of an upload",
-    responses=refusals(VersionUnknown),
+    "/versions/{version}/upload", **_changes, summary="Get the state of an upload", responses=refusals(VersionUnknown)
 )
 async def _upload_state(store: Store, version: NewVersion, name: Name = None) -> UploadState:
     """Progress of the upload of a version, so that an interrupted upload can continue."""
@@ -91,7 +89,7 @@ async def _upload_state(store: Store, version: NewVersion, name: Name = None) ->
 @router.put(
     "/versions/{version}",
     response_model=PolicyUpdate,
-    **needs("policy"),
+    **_changes,
     summary="Push weights",
     description=policy_contract.__doc__,
     responses={
@@ -154,11 +152,7 @@ async def _push_version(
 
 
 @router.delete(
-    "/names/{name}",
-    **needs("policy"),
-    summary="Drop a named policy",
-    status_code=204,
-    responses=refusals(PolicyUnknown),
+    "/names/{name}", **_changes, summary="Drop a named policy", status_code=204, responses=refusals(PolicyUnknown)
 )
 async def _drop_policy(store: Store, name: Annotated[PolicyName, Path(description="The named policy.")]) -> None:
     """Stops serving a named policy. Generations in flight end; rollouts that need more fail (kind `policy`)."""
@@ -167,7 +161,7 @@ async def _drop_policy(store: Store, name: Annotated[PolicyName, Path(descriptio
 
 @router.post(
     "/rollback",
-    **needs("policy"),
+    **_changes,
     summary="Go back to the weights of an older version",
     responses=refusals(VersionUnknown, VersionRefused, WeightsRefused, UpdateUnderWay, reads_body=True),
     openapi_extra=json_request(RollbackTarget(to=5)),

@@ -12,7 +12,7 @@ from deployments.rollout_records.book import RolloutRecordsNotConfigured
 from rollout_client.arrow.schema import ARROW
 from rollout_client.calls.ndjson import StreamLine
 from rollout_client.contract.rollouts import RolloutResponse
-from service.http.middlewares import log_unexpected_error
+from service.http.middlewares import log_unexpected_error, request_id_of
 from service.http.openapi import BINARY, AuthorizedCaller, content, limited, needs, refusal, refusals, schema_of
 from service.http.streaming import response_in_parts, with_heartbeats
 from service.jobs.events import answer_of, events_after
@@ -30,7 +30,7 @@ from service.rollout_requests.result_encoding import (
     summary_line,
 )
 from service.rollout_requests.running_rollout import RunningRollout
-from service.routes.dependencies import Admitted, OptionalJobs, RequestId, Rollouts
+from service.routes.dependencies import Admitted, OptionalJobs, Rollouts
 from service.routes.jobs import CONTENT_ENCODING, IDEMPOTENCY_KEY, PREFER, ROLLOUT_BODY
 
 router = APIRouter(tags=["rollouts"])
@@ -61,12 +61,7 @@ router = APIRouter(tags=["rollouts"])
     openapi_extra={**ROLLOUT_BODY, "parameters": [CONTENT_ENCODING, IDEMPOTENCY_KEY, PREFER]},
 )
 async def _rollout(
-    request: Request,
-    rollouts: Rollouts,
-    jobs: OptionalJobs,
-    admitted: Admitted,
-    request_id: RequestId,
-    caller: AuthorizedCaller,
+    request: Request, rollouts: Rollouts, jobs: OptionalJobs, admitted: Admitted, caller: AuthorizedCaller
 ) -> Response:
     """Plays every sample and responds in input order.
 
@@ -75,7 +70,7 @@ async def _rollout(
     gets its answer.
     """
     if idempotency_key(request.headers) is not None:
-        opened = await submitted(request, request_id, caller, rollouts.limits.max_body_bytes, admitted, jobs)
+        opened = await submitted(request, caller, rollouts.limits.max_body_bytes, admitted, jobs)
         runner, job_id = required(jobs), opened.record.job_id
         events = await events_after(runner.store, job_id, caller.namespace, after=0)
         accepted_types, gathering = request.headers.get("accept", ""), runner.gathering(job_id)
@@ -83,7 +78,7 @@ async def _rollout(
     limits, parser = rollouts.limits, rollouts.body_parser
     asked, body_bytes = await read_rollout_request(request, limits.max_body_bytes, parser, admitted)
     body_bytes = await rollouts.take_samples(asked, admitted.hold_body, caller, body_bytes)
-    running = await rollouts.rollout(asked, request_id, body_bytes, caller)
+    running = await rollouts.rollout(asked, request_id_of(request), body_bytes, caller)
     wanted = request.headers.get("accept", "")
     if NDJSON in wanted:
         lines = with_heartbeats(_ndjson_lines(running), heartbeat_s(request.headers))

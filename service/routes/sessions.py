@@ -53,6 +53,7 @@ from service.routes.model_server import CALL_ROUTES, MODELS, answer_call
 
 _SessionId = Annotated[str, Path(description="The `id` that `POST /sessions` has answered.")]
 router = APIRouter(prefix="/sessions", tags=["sessions"], responses=refusals(SessionsNotConfigured))
+_UNKNOWN = refusals(SessionUnknown)
 _MOST_BYTES_OF_A_REWARD = 2**16
 
 
@@ -102,7 +103,7 @@ async def _list_sessions(sessions: Sessions, caller: AuthorizedCaller) -> Sessio
     response_model_exclude_unset=True,
     **needs("rollout"),
     summary="Get the state of a session",
-    responses=refusals(SessionUnknown),
+    responses=_UNKNOWN,
 )
 async def _session(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
     """State of the session."""
@@ -114,7 +115,7 @@ async def _session(session_id: _SessionId, sessions: Sessions, caller: Authorize
     response_model=SessionSamples,
     **needs("rollout"),
     summary="Get the branches of a session as rollouts",
-    responses=refusals(SessionUnknown),
+    responses=_UNKNOWN,
 )
 async def _session_samples(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> Response:
     """The branches of the session as rollouts, with their rewards."""
@@ -123,10 +124,7 @@ async def _session_samples(session_id: _SessionId, sessions: Sessions, caller: A
 
 
 @router.get(
-    "/{session_id}/drift",
-    **needs("rollout"),
-    summary="Get what a session's program sent otherwise",
-    responses=refusals(SessionUnknown),
+    "/{session_id}/drift", **needs("rollout"), summary="Get what a session's program sent otherwise", responses=_UNKNOWN
 )
 async def _session_drift(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> DriftReport:
     """Where the program's texts differ from what was generated, and what was done about it."""
@@ -153,11 +151,7 @@ async def _reward_session(
 
 
 @router.delete(
-    "/{session_id}",
-    response_model_exclude_unset=True,
-    **needs("rollout"),
-    summary="End a session",
-    responses=refusals(SessionUnknown),
+    "/{session_id}", response_model_exclude_unset=True, **needs("rollout"), summary="End a session", responses=_UNKNOWN
 )
 async def _end_session(session_id: _SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
     """Ends the session: aborts calls in flight and refuses further ones. Its record stays readable until it expires."""

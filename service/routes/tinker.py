@@ -127,18 +127,14 @@ async def _get_sampler(sampler_id: str, rollouts: Rollouts) -> Response:
 
 @router.post("/asample", **_rollout_scope)
 async def _asample(
-    request: Request,
-    rollouts: Rollouts,
-    services: Services,
-    tinker: TinkerCalls,
-    request_id: RequestId,
-    caller: AuthorizedCaller,
+    request: Request, services: Services, tinker: TinkerCalls, request_id: RequestId, caller: AuthorizedCaller
 ) -> Response:
     """Starts the samples of one prompt. What the call holds in flight, it holds until they are there."""
     with ExitStack() as stack:
         admitted = stack.enter_context(held_request(request, caller))
         refuse_other_than_json(request.headers)
-        most_bytes = min(rollouts.limits.max_body_bytes, rollouts.limits.max_sample_bytes)
+        limits = services.rollouts.limits
+        most_bytes = min(limits.max_body_bytes, limits.max_sample_bytes)
         body = await read_body(request, most_bytes, SHORTEN, admitted.hold_body)
         parse = partial(parsed_sample_call, body, services.scoring.bounds)
         call: SampleCall = parse() if len(body) <= MOST_BYTES_INLINE else await asyncio.to_thread(parse)

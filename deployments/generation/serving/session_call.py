@@ -47,6 +47,8 @@ _SHORT_BODY_BYTES = 4096
 _FEW_MESSAGES = 32
 """Conversations within both bounds are rendered and tokenized in a millisecond or two, before a thread would begin."""
 _FINISH_REASONS: dict[str | None, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
+_Choices = Mapping[int, GeneratedChoice]
+"""By their index."""
 HEARD_EVERY_S = 0.5
 _NO_IDS = packed_ids(())
 logger = logging.getLogger("rollout_service.generation")
@@ -253,7 +255,7 @@ class SessionCall:
         if self._prompt is None:
             raise GenerationRejected(_UNPREPARED)
 
-    async def record(self, shown: Mapping[int, ChatMessage], choices: Mapping[int, GeneratedChoice]) -> None:
+    async def record(self, shown: Mapping[int, ChatMessage], choices: _Choices) -> None:
         """Records the call. When this returns, the record has what the caller is about to see.
 
         Cancelling this, as a caller who leaves does, does not cancel the recording.
@@ -272,7 +274,7 @@ class SessionCall:
         if self._recording is not None:
             await asyncio.shield(self._recording)
 
-    def leave(self, engine_ended: asyncio.Event | None, choices: Mapping[int, GeneratedChoice]) -> None:
+    def leave(self, engine_ended: asyncio.Event | None, choices: _Choices) -> None:
         """Nothing more of the answer is wanted. A call that was not recorded ends with what the engine has made.
 
         Args:
@@ -282,7 +284,7 @@ class SessionCall:
         if self._has_begun and self._recording is None and self._ending is None:
             self._ending = self._calls.start(self._record_rest(engine_ended, choices))
 
-    async def _record_rest(self, engine_ended: asyncio.Event | None, choices: Mapping[int, GeneratedChoice]) -> None:
+    async def _record_rest(self, engine_ended: asyncio.Event | None, choices: _Choices) -> None:
         if engine_ended is None:
             await self._calls.end(self._session_id, self._request.generation_id)
             return
@@ -295,7 +297,7 @@ class SessionCall:
         plan: Plan,
         prompt: PreparedPrompt,
         shown: Mapping[int, ChatMessage],
-        choices: Mapping[int, GeneratedChoice],
+        choices: _Choices,
     ) -> EngineCall:
         name = self.answer_id
         generated = [

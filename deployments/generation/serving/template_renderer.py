@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.protocols.chat import ChatOptions
+from deployments.protocols.chat import Calls, ChatOptions
 from deployments.sessions.message_comparison import text_of
 from deployments.sessions.records import ChatContext, ChatMessage, SessionRenderer, images_in
 
@@ -24,11 +24,7 @@ class TemplateRenderer(SessionRenderer):
         return [*self._tokenizer.prompt_ids(messages, _options_of(context), self._max_model_len)]
 
     def following(
-        self,
-        messages: Sequence[ChatMessage],
-        after: Sequence[int],
-        context: ChatContext,
-        calls: Sequence[Mapping[str, Any]] = (),
+        self, messages: Sequence[ChatMessage], after: Sequence[int], context: ChatContext, calls: Calls = ()
     ) -> list[Sequence[int]]:
         """Raises `EnvironmentRejected` for a message that the template refuses or drops."""
         given: Any = [_plain(message) for message in messages]

@@ -48,12 +48,7 @@ def read_samples(source: str, columns: Sequence[str] = (), task: str | None = No
 
 
 def samples_of(
-    client: RolloutClient,
-    tasks: Sequence[str],
-    source: str | None,
-    count: int | None,
-    seed: int | None,
-    split: str | None,
+    client: RolloutClient, tasks: list[str], source: str | None, count: int | None, seed: int | None, split: str | None
 ) -> list[Row]:
     """The samples of a file or data set, or else `count` of each task of the service.
 
