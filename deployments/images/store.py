@@ -136,8 +136,7 @@ class RemoteImages(ImageStore):
     async def _get(self, name: str) -> bytes:
         [reference] = await self._counted.reference(name)
         try:
-            data: bytes = await reference
+            return cast(bytes, await reference)
         except RayError as error:
             # The store that made the object has died with it; the next one makes another.
             raise ImagesLost(f"{WHO} died before an image could be read.") from error
-        return data

@@ -3,7 +3,7 @@
 import asyncio
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import ray
 from ray.exceptions import RayError
@@ -42,12 +42,11 @@ class RayCluster(Cluster):
         try:
             there = NodeAffinitySchedulingStrategy(file.node_id, soft=False)
             task = _read_task().options(num_cpus=0, scheduling_strategy=there)
-            data: bytes = await task.remote(Path(file.path), offset, count)
+            return cast(bytes, await task.remote(Path(file.path), offset, count))
         except RayError as failure:
             # Before its last line is the traceback of the other process.
             reason = str(failure).strip().rpartition("\n")[2]
             raise OSError(f"{file.path} could not be read on its node: {reason}") from failure
-        return data
 
     async def is_alive(self, actor: Any) -> bool:
         """An actor that does not answer within `ALIVE_WITHIN_S` counts as alive: Ray detects the loss of a node."""

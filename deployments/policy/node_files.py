@@ -236,10 +236,9 @@ def _not_fetched(payload: VersionPayload, reason: str) -> WeightsNotFetched:
 
 
 def _checksum_if_readable(path: Path) -> str | None:
-    try:
+    with suppress(NotSafetensors):
         return file_checksum(path)
-    except NotSafetensors:
-        return None
+    return None
 
 
 def _is_readable_here(payload: VersionPayload, node_id: str) -> bool:

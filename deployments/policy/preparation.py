@@ -7,6 +7,7 @@ the bytes are those that were sent. A stored version was validated when it was p
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -265,10 +266,9 @@ def _names_in_the_model(kind: WeightsKind, header: Header, layout: PolicyLayout)
 
 
 def _digest_if_readable(path: Path) -> str | None:
-    try:
+    with suppress(NotSafetensors):
         return file_digest(path)
-    except NotSafetensors:
-        return None
+    return None
 
 
 def _damaged(digest: str, found: str | None) -> ChunkDamaged:

@@ -10,6 +10,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, BinaryIO, TypeVar
 
@@ -28,7 +29,6 @@ from service.rollout_requests.parsing import (
     PartsOf,
     ScoreBounds,
     joined_request,
-    joined_score_request,
     parse_file,
     parsed_body,
     parsed_reports,
@@ -73,7 +73,8 @@ class BodyParser:
         """Parses the body of a `POST /score`. Raises what `parse` raises."""
         if len(body) <= MOST_BYTES_INLINE:
             return parsed_score_request(body, bounds)
-        return await self._parse_elsewhere(body, partial(score_request_parts, bounds=bounds), joined_score_request)
+        parts_of = partial(score_request_parts, bounds=bounds)
+        return await self._parse_elsewhere(body, parts_of, lambda first, others: replace(first, sequences=[*others]))
 
     async def parse_reports(self, body: bytes | bytearray) -> list[TrainerReport]:
         """Parses the body of a `POST /rollouts/logprobs`. Raises what `parse` raises."""

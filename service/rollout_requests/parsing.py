@@ -270,11 +270,6 @@ def score_request_parts(body: bytes | bytearray, bounds: ScoreBounds) -> Iterato
     yield from request.sequences
 
 
-def joined_score_request(first: ParsedScoreRequest, sequences: Iterable["array[int]"]) -> ParsedScoreRequest:
-    """The request of its `score_request_parts`."""
-    return replace(first, sequences=[*sequences])
-
-
 def parsed_reports(body: bytes | bytearray) -> list[TrainerReport]:
     """Raises `RequestProblem`: the body is not a `LogprobsReport`."""
     given = parsed_model(body, LogprobsReport)

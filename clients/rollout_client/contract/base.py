@@ -58,7 +58,8 @@ Priority = Annotated[
 
 def set_fields(model: BaseModel) -> dict[str, Any]:
     """The fields of `model` that were set, null or not, and its extra fields. Values are not converted."""
-    fields = {name: value for name, value in model.__dict__.items() if name in model.model_fields_set}
+    was_set = model.model_fields_set
+    fields = {name: value for name, value in model.__dict__.items() if name in was_set}
     return {**fields, **model.model_extra} if model.model_extra else fields
 
 

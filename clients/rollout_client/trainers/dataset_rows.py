@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from rollout_client.calls.json_values import json_value
 from rollout_client.contract.messages import JsonObject
@@ -57,8 +57,7 @@ class RowReader:
         different tasks apart.
         """
         if (found := row.get("extra_env_info")) is not None:
-            info: JsonObject = json.loads(found) if isinstance(found, str) else dict(found)
-            return info
+            return cast(JsonObject, json.loads(found)) if isinstance(found, str) else dict(found)
         if missing := [name for name in self.env_columns if name not in row]:
             raise ValueError(f"A row of the dataset has no column {missing[0]}; it has {', '.join(row)}.")
         return {name: row[name] for name in self.env_columns}
