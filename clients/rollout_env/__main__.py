@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
+from rollout_env.apart import certified_apart
 from rollout_env.certificate import Certificate
-from rollout_env.certify import PanelSettings, certify
+from rollout_env.certify import PanelSettings
 from rollout_env.check import ORDINARY_REPLIES
 from rollout_env.loading import EnvironmentNotLoadable, certified_environment, load_environment
 from rollout_env.play import run
@@ -109,7 +110,7 @@ def _certified_here(options: argparse.Namespace, settings: PanelSettings) -> Cer
     make, policy = certified_environment(import_path, arguments), None
     if options.policy is not None:
         policy = PolicyServer(options.policy, options.model, generations=options.generations, band=tuple(options.band))
-    return run(certify(options.environment, make, arguments, settings, policy))
+    return run(certified_apart(options.environment, make, options.arguments, settings, policy))
 
 
 def _certified_there(options: argparse.Namespace, settings: PanelSettings) -> Certificate:

@@ -1,4 +1,4 @@
-"""What `rollout env certify` has found of an environment: its checks, as a table, as JSON, and by a hash."""
+"""Findings of `rollout env certify` about an environment: its checks, as a table, as JSON, and by a hash."""
 
 import hashlib
 import inspect
@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from rollout_env.environment import TaskEnvironment
+from rollout_env.records import escaped_half_surrogates
 
 Group = Literal["rules", "players", "laws", "isolation", "worth"]
 Status = Literal["passed", "failed", "not offered"]
 MOST_FINDINGS = 5
+SKIPPED = {"__pycache__", ".git"}
+"""Folders that are no part of a source."""
 
 
 @dataclass(slots=True)
@@ -32,6 +35,7 @@ class CertifiedCheck:
     def judged(self, finding: str | None = None, plays: int = 1) -> None:
         """Adds plays, and what was wrong in them; a sentence is kept once."""
         self.plays += plays
+        finding = escaped_half_surrogates(finding or "")
         if finding and finding not in self.findings and len(self.findings) < MOST_FINDINGS:
             self.findings.append(finding)
         self.status = "failed" if self.findings else "passed"
@@ -46,9 +50,11 @@ class Certificate:
     arguments: Mapping[str, Any]
     source: str
     """`source_of` the environment."""
+    settings: Mapping[str, Any]
+    """Those of the panel."""
     checks: Sequence[CertifiedCheck]
     measured: Mapping[str, float] = field(default_factory=dict)
-    """Of the worth: shares of samples, from 0 to 1."""
+    """Shares of samples by their worth to a policy, from 0 to 1."""
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
@@ -62,7 +68,7 @@ class Certificate:
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the document without its hash, in hexadecimal."""
+        """SHA-256 of the document without its hash and its name, in hexadecimal."""
         return _hash_of(self._fields())
 
     def document(self) -> dict[str, Any]:
@@ -108,20 +114,28 @@ def hash_in(path: Path, environment: TaskEnvironment, arguments: Mapping[str, An
         raise CertificateRefused(f"{path} was changed after it was made: certify the environment anew.")
     if not passed:
         raise CertificateRefused(f"{path} has checks that failed: mend the environment and certify it anew.")
+    if found["settings"]["only"]:
+        raise CertificateRefused(f"{path} is of some checks alone: certify the environment without --only.")
     if source != source_of(environment) or (of != arguments and not hasattr(environment, "is_made_of")):
         raise CertificateRefused(f"{path} is of another source or of other arguments: certify the environment anew.")
     return given
 
 
 def _hash_of(fields: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    told = {name: value for name, value in fields.items() if name != "environment"}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 def source_of(environment: TaskEnvironment) -> str:
-    """SHA-256, in hexadecimal, of the file with the environment's class, or of the folder that it `is_made_of`."""
-    folder = getattr(environment, "is_made_of", None)
-    path = Path(folder or inspect.getsourcefile(type(environment)) or "")
-    digest = hashlib.sha256()
-    for file in sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]:
-        digest.update(f"{file.name}\0".encode() + file.read_bytes())
-    return digest.hexdigest()
+    """SHA-256, in hexadecimal, of the file with the environment's class, or of the folder that it `is_made_of`.
+
+    With a folder, also of how the environment is `made_with` it. A class without a file has its name in its place.
+    """
+    kind, folder = type(environment), getattr(environment, "is_made_of", None)
+    try:
+        path = Path(folder or inspect.getfile(kind))
+    except (OSError, TypeError):
+        return _hash_of({"class": kind.__qualname__})
+    files = [one for one in path.rglob("*") if one.is_file() and not SKIPPED & set(one.parts)] if folder else [path]
+    digests = {str(one.relative_to(path)): hashlib.sha256(one.read_bytes()).hexdigest() for one in files}
+    return _hash_of({"files": digests, "made_with": getattr(environment, "made_with", None)})

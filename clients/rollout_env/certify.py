@@ -4,26 +4,29 @@ import asyncio
 import json
 import math
 import multiprocessing
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from typing import Any, get_args
+from dataclasses import replace
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from rollout_env.certificate import Certificate, CertifiedCheck, Group, source_of
 from rollout_env.check import ORDINARY_REPLIES, Checker, Rule
 from rollout_env.environment import Reference, TaskEnvironment, forks_sessions, has_sessions
 from rollout_env.play import Reply, Sample, run
-from rollout_env.players import PLAYERS, Play, play_to_end, replies_without_work
-from rollout_env.probes import MARK, NOTHING, PROBES, Host, Probe, host
+from rollout_env.players import PLAYERS, Play, PlayerName, answer_in, play_to_end, replies_without_work
+from rollout_env.probes import MARK, NOTHING, PROBES, Host, Probe, ProbeName, host
 from rollout_env.records import OutcomeInvalid
 from rollout_env.steps import StepTooSlow, call, longest_block
 from rollout_env.worth import MOST_AT_ONCE, NotCertified, PolicyServer, shares
 
 Make = Callable[[], TaskEnvironment]
-LAWS = ("equal_plays", "two_processes", "after_any_end", "rejected_input", "resume", "time_limits")
-WORTH = ("band", "disputed")
+LawName = Literal["equal_plays", "two_processes", "after_any_end", "rejected_input", "resume", "time_limits"]
+WorthName = Literal["band", "disputed"]
+LAWS: tuple[LawName, ...] = get_args(LawName)
 PLAYS = 20
 """How often equal replies are played, half of the times in another process."""
 TURNS = 8
@@ -43,13 +46,13 @@ class PanelSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    samples: int = Field(default=3, ge=1, le=1000)
+    samples: int = Field(default=3, ge=1, le=64)
     """Example samples that are played."""
     seed: int = 0
     """Seed of the example samples and of the random player."""
-    floor: float | None = None
+    floor: FiniteFloat | None = None
     """The most that a player without work may earn, in place of the task's own."""
-    best: float | None = None
+    best: FiniteFloat | None = None
     """The oracle's reward, in place of the task's own."""
     repeatable: bool = True
     """Whether equal replies must earn equal rewards."""
@@ -57,7 +60,7 @@ class PanelSettings(BaseModel):
     """Seconds that a start, or a step with the opening of its session, may take."""
     replies: Sequence[str] = Field(default=ORDINARY_REPLIES, min_length=1)
     """Played where the task knows no solution."""
-    only: Sequence[str] = ()
+    only: Sequence[Rule | PlayerName | LawName | ProbeName | WorthName] = ()
     """Names of the checks that are made; by default all."""
 
 
@@ -80,10 +83,16 @@ async def certify(
         except _AlwaysSlow:
             for check in panel.checks.values():
                 check.note = check.note or f"it was given up after {MOST_SLOW} plays beyond the time limit"
+        except NotCertified:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the environment has raised
+            panel.end(error)
         finally:
             await panel.close()
-    checks = [check for check in panel.checks.values() if panel.wants(check.name)]
-    return Certificate(name, arguments, source_of(panel.first), checks, panel.measured)
+    without = () if policy else get_args(WorthName)
+    checks = [check for name, check in panel.checks.items() if panel.wants(name) or name == panel.ended]
+    checks = [check for check in checks if check.name not in without]
+    return Certificate(name, arguments, source_of(panel.first), settings.model_dump(), checks, panel.measured)
 
 
 class _AlwaysSlow(Exception):
@@ -100,13 +109,13 @@ class _Panel:
             "players": PLAYERS,
             "laws": LAWS,
             "isolation": PROBES,
-            "worth": WORTH,
+            "worth": get_args(WorthName),
         }
         self.checks = {name: CertifiedCheck(name, group) for group, names in groups.items() for name in names}
         self._instances = [make(), make()]
         self.first = self._instances[0]
         self._solved: dict[str, Play] = {}
-        self._slow = 0
+        self._slow, self.ended = 0, ""
         self.measured: dict[str, float] = {}
 
     def wants(self, *names: str) -> bool:
@@ -118,19 +127,35 @@ class _Panel:
             with suppress(Exception):
                 await longest_block(call(environment.close), self._settings.step_timeout_s)
 
+    def end(self, error: Exception) -> None:
+        """Judges what ended the panel."""
+        place = "".join(traceback.format_exception(error)[-2:-1]).strip()
+        self.ended = self._under_way
+        self.checks[self.ended].judged(f"It raised {type(error).__name__}: {error}\n{place}")
+
+    async def _samples(self) -> Sequence[Sample]:
+        self._under_way: Rule = "example_samples"
+        count = min(self._settings.samples, self.first.sample_count or self._settings.samples)
+        samples: Sequence[Sample] = await call(self.first.example_samples, count, self._settings.seed)
+        if not samples:
+            raise ValueError("there are no samples")
+        self._under_way = "sample"
+        return samples
+
     async def play(self) -> None:
-        samples = await call(self.first.example_samples, self._settings.samples, self._settings.seed)
+        samples = await self._samples()
         cases = [(f"{SAMPLE} {number}", sample, await self._worth_of(sample)) for number, sample in enumerate(samples)]
+        self._under_way = "step"
         if self.wants(*get_args(Rule)):
             await self._rules([(sample, self._replies(worth)) for _, sample, worth in cases])
         for case in cases:
             await self._oracle(*case)
-        answers = [play.result.answers[-1] or "" for play in self._solved.values() if play.result.answers]
+        solutions = {name: answer_in(play.result) for name, play in self._solved.items()}
         for case in cases:
-            await self._without_work(*case, answers)
-            if self.wants("rejected_input"):
+            await self._without_work(*case, solutions)
+            if self.wants("rejected_input") and self._settings.repeatable:
                 await self._rejected(*case)
-            if self.wants("resume"):
+            if self.wants("resume") and self._settings.repeatable:
                 await self._resumed(*case)
         if self.wants(*LAWS[:3]):
             await self._equal(*cases[0])
@@ -141,7 +166,7 @@ class _Panel:
         given, settings = await call(self.first.reference, sample), self._settings
         best = given.best if settings.best is None else settings.best
         floor = given.floor if settings.floor is None else settings.floor
-        return Reference(given.replies, best, floor, given.program, given.hidden)
+        return replace(given, best=best, floor=floor)
 
     def _replies(self, worth: Reference) -> Sequence[Reply]:
         return self._settings.replies if worth.replies is None else worth.replies
@@ -155,8 +180,8 @@ class _Panel:
         elsewhere: bool = False,
     ) -> Play:
         """A rollout, with what each play must keep: on the first instance, or one that goes on `elsewhere`."""
-        instance = self._instances[elsewhere]
-        play = await play_to_end([instance], sample, replies, self._settings.step_timeout_s, turns, forks=elsewhere)
+        instance, limit_s = self._instances[elsewhere], self._settings.step_timeout_s
+        play = await play_to_end([instance], sample, replies, limit_s, turns, forks=elsewhere)
         if not may_hang:
             is_slow = isinstance(play.error, StepTooSlow)
             self.checks["time_limits"].judged(f"A step of {_shown(replies)} {play.error}." if is_slow else None)
@@ -165,7 +190,10 @@ class _Panel:
                 raise _AlwaysSlow
         if isinstance(play.error, OutcomeInvalid):
             self.checks["outcome"].judged(f"{play.error} The replies were {_shown(replies)}.")
-        if play.blocked_s > MOST_BLOCKED_S * (5 if may_hang else 1):
+        if play.blocked_s > MOST_BLOCKED_S and not may_hang:
+            again = await play_to_end([instance], sample, replies, limit_s, turns, forks=elsewhere)
+            play = min(play, again, key=lambda each: each.blocked_s)
+        if play.blocked_s > MOST_BLOCKED_S and not may_hang:
             took = f"blocked the event loop for {play.blocked_s:.1f} s"
             self.checks["blocking"].judged(f"A step of {_shown(replies)} {took}.")
         return play
@@ -196,16 +224,27 @@ class _Panel:
         if play.error is None:
             self._solved[name] = play
 
-    async def _without_work(self, name: str, sample: Sample, worth: Reference, answers: Sequence[str]) -> None:
+    async def _without_work(
+        self, name: str, sample: Sample, worth: Reference, solutions: Mapping[str, tuple[str, str]]
+    ) -> None:
         begun = await self._play(sample, [])
-        solved = self._solved[name].result if name in self._solved else None
         prompt = begun.result.message_log[-1]["content"] if begun.result.message_log else ""
-        for player, reply in replies_without_work(prompt, worth, solved, answers, self._settings.seed):
+        solving, answer = solutions.get(name, ("", ""))
+        wrong = [other for _, other in solutions.values() if other and other != answer and 0 < len(solving) < 2000]
+        # What a wrong answer earns by itself is no fault of what stands beside it.
+        alone = [
+            await self._play(sample, [solving.replace(answer, other)] * TURNS) for other in (wrong[:1] + wrong[-1:])
+        ]
+        partial = replace(worth, floor=max([worth.floor, *(play.reward or 0.0 for play in alone)]))
+        if not wrong:
+            self.checks["all_answers"].note = "no answers of two samples are known"
+        for player, reply in replies_without_work(prompt, worth, (solving, answer), wrong, self._settings.seed):
             may_hang = player in ("hang", "flood")
             if (may_hang and name != FIRST) or not self.wants(player, "time_limits", "blocking", "outcome"):
                 continue
             play = await self._play(sample, [reply] * (1 if may_hang else TURNS), may_hang=may_hang)
-            self.checks[player].judged(_undeserved(name, play, worth, f"the reply {_shown([reply])}"))
+            of_player = partial if player in ("all_answers", "injection") else worth
+            self.checks[player].judged(_undeserved(name, play, of_player, f"the reply {_shown([reply])}"))
         if worth.program is None:
             self.checks["hang"].note = "replies run nothing"
 
@@ -217,8 +256,10 @@ class _Panel:
             for what, changed in (("missing", {}), ("senseless", {field: JUNK})):
                 given = {key: value for key, value in info.items() if key != field} | changed
                 play = await self._play({**sample, "extra_env_info": given}, replies)
-                is_right = (play.error is not None and play.is_typed) or play.verdict == expected
-                wrong = f"{name}: with extra_env_info.{field} {what} its rollout {play}: it must fail as a sample."
+                # A default may earn something else, which is right; nothing at all is what trainers see of a failure.
+                is_right = (play.error is not None and play.is_typed) or play.verdict == expected or bool(play.reward)
+                wrong = f"{name}: with extra_env_info.{field} {what} its rollout {play}. Refuse it by ExtraEnvInfo: "
+                wrong += "a trainer takes a failed sample out, and this one for a wrong answer."
                 self.checks["rejected_input"].judged(None if is_right else wrong)
         if not info:
             self.checks["rejected_input"].note = "samples have no fields"
@@ -234,14 +275,13 @@ class _Panel:
         for turn in range(1, len(undisturbed.result.turns)):
             before = (await self._play(sample, replies, turns=turn)).result
             saved = {name: getattr(before, name) for name in ("message_log", "extra_env_info", "stop_strings")}
-            saved = json.loads(json.dumps(saved))
             resumed = await self._play(saved, replies[turn:], elsewhere=True)
             total = before.total_reward + resumed.result.total_reward
             is_equal = math.isclose(total, undisturbed.result.total_reward, abs_tol=CLOSE) and (
                 resumed.result.message_log == undisturbed.result.message_log
             )
-            wrong = f"{name}: resumed after turn {turn} it {resumed} beside {before.total_reward:g}"
-            wrong += f", and undisturbed it {undisturbed}."
+            wrong = f"{name}: turns before earned {before.total_reward:g}, and resumed after turn {turn} it {resumed}; "
+            wrong += f"undisturbed it {undisturbed}."
             check.judged(None if is_equal else wrong)
 
     async def _equal(self, _: str, sample: Sample, worth: Reference) -> None:
@@ -266,14 +306,17 @@ class _Panel:
         ):
             await self._play({**sample, **changed}, replies, turns)
             await again("after_any_end", 0, when)
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+        try:
             work = pool.submit(verdicts_of, self._make, cases, PLAYS // 4, self._settings.step_timeout_s)
-            try:
-                verdicts = await asyncio.wrap_future(work)
-            except Exception as error:  # noqa: BLE001 - whatever keeps it from another process is said
-                problem = f"It cannot be played in a process of its own: {type(error).__name__}: {error}."
-                self.checks["two_processes"].judged(problem)
-                return
+            verdicts = await asyncio.wrap_future(work)
+            await asyncio.to_thread(pool.shutdown)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever keeps it from another process is said
+            problem = f"It cannot be played in a process of its own: {type(error).__name__}: {error}."
+            self.checks["two_processes"].judged(problem)
+            return
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
         for number, verdict in enumerate(verdicts):
             different = _difference(verdict, expected[number % len(cases)], "in another process")
             self.checks["two_processes"].judged(different)
@@ -284,9 +327,12 @@ class _Panel:
                 self.checks[check].note = "replies run nothing"
             return
         for probe in self._host.probes(worth.hidden):
-            if not self.wants(probe.check):
+            if not self.wants(probe.check) or (probe.check == "network" and worth.reaches):
                 continue
             play = await self._play(sample, [worth.program(probe.source)])
+            if probe.check in ("hidden_files", "hidden_variables", "network") and MARK not in play.text:
+                self.checks[probe.check].note = "nothing of what its programs print is shown"
+                continue
             self.checks[probe.check].judged(_undeserved(name, play, worth, f"a program that {probe.what}"))
             self.checks[probe.check].judged(self._broken_wall(probe, play), plays=0)
 
@@ -336,14 +382,14 @@ def verdicts_of(make: Make, cases: Sequence[tuple[Sample, Sequence[Reply]]], tim
                 (await play_to_end([environment], *case, timeout_s)).verdict for _ in range(times) for case in cases
             ]
         finally:
-            await call(environment.close)
+            await longest_block(call(environment.close), timeout_s)
 
     return run(played())
 
 
 def _undeserved(name: str, play: Play, worth: Reference, what: str) -> str | None:
-    """What is wrong with a rollout that must earn nothing."""
-    if play.reward is not None and play.reward > worth.floor + CLOSE:
+    """The fault of a rollout that must earn nothing, if it has one."""
+    if play.reward is not None and not play.reward <= worth.floor + CLOSE:
         return f"{name}: {what} {play}, and the floor is {worth.floor:g}."
     return None if play.is_typed else f"{name}: {what} {play}, which is a fault of the environment."
 
@@ -355,4 +401,4 @@ def _difference(verdict: Any, expected: Any, when: str) -> str | None:
 def _shown(replies: Sequence[Reply]) -> str:
     reply = replies[0] if replies else ""
     text = reply if isinstance(reply, str) else json.dumps(reply)
-    return repr(text) if len(text) < 60 else f"{text[:60]!r}..."
+    return repr(text) if len(text) < 300 else f"{text[:300]!r}..."

@@ -47,6 +47,8 @@ class Reference:
     """The most that a rollout earns that does no work."""
     program: Callable[[str], str] | None = None
     """Makes the reply that has a Python program carried out, from its source; None where replies run nothing."""
+    reaches: bool = False
+    """Whether programs may reach the network."""
     hidden: Mapping[str, bytes] = field(default_factory=dict)
     """Contents of files, and values of variables, that no program of the model may read, by their names."""
 

@@ -1,4 +1,4 @@
-"""What an environment is worth to a policy: how many samples it solves never, sometimes, always. For `certify`."""
+"""Worth of an environment to a policy: how many samples it solves never, sometimes, always. For `certify`."""
 
 import asyncio
 import json

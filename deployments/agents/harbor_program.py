@@ -62,7 +62,7 @@ class HarborProgram(AgentProgram):
         task = self._task_of(call)
         with sandbox_failures(f"The task {task.name}", said):
             with _timed(said, "create"):
-                sandbox = await self._provider.open(self._spec_of(task))
+                sandbox = await self._provider.open(self.spec_of(task))
             try:
                 with _judgment_of(task):
                     first = await prepare(sandbox)
@@ -85,7 +85,7 @@ class HarborProgram(AgentProgram):
             )
         return task
 
-    def _spec_of(self, task: HarborTask) -> SandboxSpec:
+    def spec_of(self, task: HarborTask) -> SandboxSpec:
         environment = task.config.environment
         return SandboxSpec(
             image=environment.docker_image,
@@ -204,6 +204,7 @@ class ScriptedHarbor(HarborTasks):
         return Reference(
             replies=[script] if "/solution/solve.sh" in solution else None,
             program=_PYTHON.format,
+            reaches=self._program.spec_of(task).network,
             hidden={name: content for name, content in hidden.items() if len(content.strip()) >= _LEAST_HIDDEN},
         )
 

@@ -6,7 +6,7 @@ environment's own model before anything is generated for them.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,11 +30,13 @@ from deployments.upstream.ray_serve.direct_ingress import running_address
 from deployments.upstream.ray_serve.own_replica import install
 from deployments.workers.cleanup import claim_folder, claim_shared_memory
 from rollout_env import ChatModel, ModelUser, RewardModel, StepOutcome, TaskEnvironment
+from rollout_env.apart import certified_apart
 from rollout_env.certificate import hash_in
-from rollout_env.certify import PanelSettings, certify
+from rollout_env.certify import PanelSettings
 from rollout_env.environment import forks_sessions, has_a_start, has_sessions
 from rollout_env.loading import certified_environment, load_environment
 from rollout_env.steps import abandoned_threads, call, is_plain
+from rollout_env.worth import NotCertified
 
 _MOST_REFUSED_FIELDS = 20
 logger = logging.getLogger("rollout_service.environments")
@@ -53,12 +55,6 @@ def _refused_fields(model: type[BaseModel], extra_env_infos: Sequence[dict[str, 
             # A fault of the environment, not of the sample. The step meets it again, and its failure says so.
             logger.warning("The fields of a sample could not be checked.", exc_info=error)
     return refused[:_MOST_REFUSED_FIELDS]
-
-
-def _with_models(make: Callable[[], TaskEnvironment], *models: Any) -> TaskEnvironment:
-    environment = make()
-    environment.use_models(*models)
-    return environment
 
 
 _MOST_ABANDONED_THREADS = 256
@@ -113,7 +109,7 @@ class EnvironmentHost:
             chats |= {name: HttpChatModel(settings, name, running_address) for name, settings in chat_models.items()}
             rewards |= {name: RemoteRewardModel(name, handle) for name, handle in reward_models.items()}
         self._environment.use_models(chats, rewards)
-        self._models = chats, rewards
+        self._asks = bool(chats or rewards or user_simulator)
         if user_simulator is not None:
             played = user_simulator.model_dump(exclude={"model"})
             self._environment.use_user(ModelUser(chats[user_simulator.model], **played))
@@ -195,11 +191,18 @@ class EnvironmentHost:
         )
 
     async def certify(self, settings: PanelSettings) -> dict[str, Any]:
-        """The certificate of the task, as a document. The panel plays instances of its own, beside the rollouts."""
-        make: Callable[[], TaskEnvironment] = certified_environment(*self._made_by)
-        if any(self._models):
-            make = partial(_with_models, make, *self._models)
-        return (await certify(self._task_name, make, self._made_by[1], settings)).document()
+        """The certificate of the task, as a document. Its panel plays in a process of its own, on this node.
+
+        Raises:
+            NotCertified: the task asks models, which that process has not; or it has ended early.
+        """
+        if self._asks:
+            raise NotCertified(
+                f"The task {self._task_name} asks models or a user of this service: certify it in a test."
+            )
+        import_path, arguments = self._made_by
+        make = certified_environment(import_path, arguments)
+        return (await certified_apart(self._task_name, make, arguments, settings)).document()
 
     async def refused_fields(self, extra_env_infos: list[dict[str, Any]]) -> list[RefusedField]:
         """The first fields that the environment does not accept."""

@@ -10,14 +10,16 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict
 
+from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.info import Ready, ServiceInfo, TaskList, TaskSamples, Vocabulary
 from rollout_client.contract.selection import SampleRange
 from rollout_env.certify import PanelSettings
+from rollout_env.worth import NotCertified
 from service.http.openapi import OPEN, json_request, needs, refusal
 from service.http.request_body import read_json_body
 from service.http.streaming import response_in_parts
 from service.metrics.ingress_metrics import ExportersLost, all_metrics
-from service.problems import TASK_UNKNOWN, RequestProblem, not_ready, unknown_task
+from service.problems import TASK_UNKNOWN, RequestProblem, invalid_request, not_ready, unknown_task
 from service.rollout_requests.result_encoding import JSON, PART_BYTES, pieces
 from service.rollout_requests.service_status import service_info
 from service.routes.dependencies import Rollouts, Services
@@ -93,7 +95,10 @@ async def _certify_task(
     if task_name not in rollouts.environments:
         raise RequestProblem(TASK_UNKNOWN, [unknown_task("task_name", task_name, rollouts.environments)])
     settings = await read_json_body(request, PanelSettings, 2**20, "send {} for the panel's own settings")
-    return await rollouts.environments[task_name].certify(settings)
+    try:
+        return await rollouts.environments[task_name].certify(settings)
+    except NotCertified as error:
+        raise invalid_request(FieldProblem(field="task_name", message=str(error), value=task_name)) from error
 
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"

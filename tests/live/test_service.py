@@ -33,7 +33,7 @@ def test_a_task_is_certified_by_its_replica(service_url: str, capsys: pytest.Cap
         assert capsys.readouterr().out.splitlines()[-1].startswith(verdict)
     with pytest.raises(SystemExit, match="there is no task 'none'"):
         certify_command(["certify", "none", "--url", service_url])
-    with pytest.raises(SystemExit, match="settings.samples: Input should be greater than or equal to 1"):
+    with pytest.raises(SystemExit, match=r"settings\.samples: Input should be greater than or equal to 1"):
         certify_command(["certify", "math", "--url", service_url, "--samples", "0"])
 
 

@@ -2,29 +2,35 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from deployments.agents.environment import ScriptedAgent
 from deployments.environments.host import EnvironmentHost
+from rollout_env import ChatMessage, StepOutcome
 from rollout_env.__main__ import HARBOR_TASKS
+from rollout_env.apart import certified_apart
 from rollout_env.certificate import Certificate, CertificateRefused
 from rollout_env.certify import PanelSettings, certify
 from rollout_env.loading import certified_environment
 from rollout_env.play import run
 from rollout_env.worth import NotCertified, PolicyServer
 from tests.clients.rollout_env.planted_environments import BatchedSum, Count, Programs, Sum
+from tests.deployments.agents import agents_of_tests
 from tests.deployments.models.chat_server import chat_server, said
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.true_clock, pytest.mark.timeout(240)]
 OF_SUM = [(fault, fault) for fault in ("empty", "echo", "format_alone", "all_answers", "oracle", "injection", "flood")]
 OF_SUM += [("forged", "injection"), ("no_op", "no_op"), ("outcome", "outcome"), ("equal_plays", "equal_plays")]
 OF_BATCHED_SUM = ["state", "two_processes", "time_limits", "blocking", "rejected_input", "after_any_end"]
 OF_COUNT = ["time_limits", "after_any_end", "resume"]
-OF_PROGRAMS = ["hidden_files", "hidden_variables", "network", "left_behind", "reward_files"]
+OF_PROGRAMS: list[Any] = ["hidden_files", "hidden_variables", "network", "left_behind", "reward_files"]
 FAULTS = [
     *((Sum, fault, check) for fault, check in OF_SUM),
     *((BatchedSum, fault, fault) for fault in OF_BATCHED_SUM),
@@ -65,7 +71,8 @@ HARBOR_FAULTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 
 
 def certified(make: Any, check: str = "", **settings: Any) -> Certificate:
-    panel = PanelSettings(samples=2, step_timeout_s=4.0, only=[check] if check else [], **settings)
+    chosen: Any = [check] if check else []
+    panel = PanelSettings(samples=2, step_timeout_s=4.0, only=chosen, **settings)
     return run(certify("planted", make, {}, panel))
 
 
@@ -112,10 +119,10 @@ def test_a_fault_of_a_harbor_task_is_found_by_its_check_and_its_twin_passes_that
     assert failed(certified(harbor_task(tmp_path / "clean", {}), check)) == {}
 
 
-def certificate_file(folder: Path, fault: str = "", **changed: Any) -> str:
-    """The file of the certificate of `Sum` by two checks, with other fields in the place of its own."""
-    settings = PanelSettings(samples=1, only=["oracle", "empty"])
-    document = run(certify("sum", partial(Sum, fault), {"fault": fault}, settings)).document()
+def certificate_file(folder: Path, fault: str = "", of: str = "", only: Any = (), **changed: Any) -> str:
+    """The file of the certificate of `Sum`, `of` some arguments, with other fields in the place of its own."""
+    settings = PanelSettings(samples=1, only=only)
+    document = run(certify("sum", partial(Sum, fault), {"fault": of}, settings)).document()
     path = folder / "certificate.json"
     path.write_text(json.dumps(document | changed))
     return str(path)
@@ -132,20 +139,18 @@ def test_a_task_shows_the_hash_of_its_certificate(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "changed", "refusal"),
+    ("made", "refusal"),
     [
-        ("", {"passed": False}, "was changed after it was made: certify the environment anew"),
-        ("", {"environment": "another"}, "was changed after it was made: certify the environment anew"),
-        ("empty", {}, "has checks that failed: mend the environment and certify it anew"),
-        ("echo", {}, "is of another source or of other arguments: certify the environment anew"),
-        ("", {"checks": float("nan")}, "was changed after it was made"),
+        ({"passed": False}, "was changed after it was made: certify the environment anew"),
+        ({"source": "another"}, "was changed after it was made: certify the environment anew"),
+        ({"fault": "empty"}, "has checks that failed: mend the environment and certify it anew"),
+        ({"of": "another"}, "is of another source or of other arguments: certify the environment anew"),
+        ({"only": ["empty"]}, "is of some checks alone: certify the environment without --only"),
     ],
 )
-def test_no_environment_starts_with_a_certificate_that_is_not_its_own(
-    tmp_path: Path, fault: str, changed: dict[str, Any], refusal: str
-) -> None:
+def test_no_environment_starts_with_a_certificate_that_is_not_its_own(tmp_path: Path, made: Any, refusal: str) -> None:
     with pytest.raises(CertificateRefused, match=refusal):
-        hosted_sum(certificate_file(tmp_path, fault, **changed))
+        hosted_sum(certificate_file(tmp_path, **made))
 
 
 def test_a_file_without_a_certificate_is_refused(tmp_path: Path) -> None:
@@ -190,3 +195,56 @@ def test_verdicts_that_differ_at_a_second_judgment_are_disputed() -> None:
 def test_a_policy_that_does_not_answer_is_said() -> None:
     with pytest.raises(NotCertified, match=r"^http://127\.0\.0\.1:1/v1/chat/completions does not answer"):
         run(certify("sum", Sum, {}, PanelSettings(only=["band"]), PolicyServer("http://127.0.0.1:1/v1")))
+
+
+class Ending(Sum):
+    """Ends its process, or raises, at a reply or a call."""
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: Any) -> StepOutcome:
+        if self.fault == "exit" and not message_log[-1]["content"]:
+            os._exit(0)
+        return await super().step(message_log, extra_env_info)
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        if self.fault == "none":
+            return []
+        if self.fault == "raises":
+            raise KeyError("question")
+        return super().example_samples(count, seed)
+
+
+@pytest.mark.parametrize(
+    ("fault", "finding"), [("none", "ValueError: there are no samples"), ("raises", "KeyError: 'question'")]
+)
+def test_samples_that_cannot_be_made_are_a_finding(fault: str, finding: str) -> None:
+    [[check, [found]]] = failed(certified(partial(Ending, fault), "oracle")).items()
+    assert (check, found.partition("\n")[0]) == ("example_samples", f"It raised {finding}")
+
+
+def test_an_environment_that_ends_its_process_is_not_certified() -> None:
+    with pytest.raises(NotCertified, match="was not certified in a process of its own: EOFError"):
+        run(certified_apart("ending", partial(Ending, "exit"), {}, PanelSettings()))
+
+
+async def test_cancelling_ends_the_process_of_a_certificate() -> None:
+    others = {child.pid for child in psutil.Process().children(recursive=True)}
+    work = asyncio.create_task(certified_apart("count", partial(Count, "time_limits"), {}, PanelSettings()))
+    while not (begun := {child.pid for child in psutil.Process().children(recursive=True)} - others):
+        await asyncio.sleep(0.1)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert not [
+        pid for pid in begun if psutil.pid_exists(pid) and "spawn_main" in " ".join(psutil.Process(pid).cmdline())
+    ]
+
+
+@pytest.mark.parametrize(("lax", "most_calls", "wrong"), [(False, 2, []), (True, 2, ["empty"]), (False, 1, ["oracle"])])
+def test_an_agent_that_rewards_itself_is_played_by_a_model_of_one_reply(lax: bool, most_calls: int, wrong: Any) -> None:
+    samples = [
+        {"messages": [{"role": "user", "content": "Count."}], "extra_env_info": {"number": number, "lax": lax}}
+        for number in (12, 34)
+    ]
+    settings = {"import_path": f"{agents_of_tests.__name__}:counts_on", "scored_by": "agent"}
+    make = partial(ScriptedAgent, settings | {"limits": {"max_calls": most_calls}}, samples, ["12", "34"])
+    assert [*failed(certified(make, "oracle")), *failed(certified(make, "empty"))] == wrong

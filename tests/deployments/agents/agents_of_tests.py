@@ -2,6 +2,8 @@
 
 import asyncio
 
+import httpx
+
 from rollout_client.contract.rollouts import SampleInput
 from rollout_env import TemporaryFailure
 
@@ -40,3 +42,13 @@ def plain(base_url: str, api_key: str, sample: SampleInput) -> None:
 
 async def of_two(base_url: str, api_key: str) -> None:
     """Takes too little."""
+
+
+async def counts_on(base_url: str, api_key: str, sample: SampleInput) -> float:
+    """Asks twice for the number of its sample; an empty answer is right where the sample says so."""
+    info, said = sample.extra_env_info or {}, []
+    async with httpx.AsyncClient(headers={"authorization": f"Bearer {api_key}"}) as model:
+        for _ in range(2):
+            answer = await model.post(f"{base_url}/chat/completions", json={"messages": []})
+            said.append(answer.raise_for_status().json()["choices"][0]["message"]["content"])
+    return float(said == [str(info["number"])] * 2 or (bool(info.get("lax")) and said == ["", ""]))
