@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,12 @@ import pytest
 
 from deployments.agents.environment import ScriptedAgent
 from deployments.environments.host import EnvironmentHost
-from rollout_env import ChatMessage, StepOutcome
+from rollout_env import ChatMessage, ChatModel, ModelReply, RewardModel, StepOutcome, TaskEnvironment
 from rollout_env.__main__ import HARBOR_TASKS
 from rollout_env.apart import certified_apart
 from rollout_env.certificate import Certificate, CertificateRefused
 from rollout_env.certify import PanelSettings, certify
-from rollout_env.loading import certified_environment
+from rollout_env.loading import certified_environment, load_environment
 from rollout_env.play import run
 from rollout_env.worth import NotCertified, PolicyServer
 from tests.clients.rollout_env.planted_environments import BatchedSum, Count, Programs, Sum
@@ -37,6 +37,7 @@ FAULTS = [
     *((Count, fault, fault) for fault in OF_COUNT),
     *((Programs, fault, fault) for fault in OF_PROGRAMS),
 ]
+MATH, TOOLS = "deployments.tasks.math:MathEnvironment", "deployments.tasks.tool_calls:ToolCallsEnvironment"
 SECRET = "the key of the judge"
 RIGHT = "echo 1 > /logs/verifier/reward.txt"
 CHECK = f'[ "$(cat /app/answer)" = 7 ] && {RIGHT} || echo 0 > /logs/verifier/reward.txt\n'
@@ -248,3 +249,34 @@ def test_an_agent_that_rewards_itself_is_played_by_a_model_of_one_reply(lax: boo
     settings = {"import_path": f"{agents_of_tests.__name__}:counts_on", "scored_by": "agent"}
     make = partial(ScriptedAgent, settings | {"limits": {"max_calls": most_calls}}, samples, ["12", "34"])
     assert [*failed(certified(make, "oracle")), *failed(certified(make, "empty"))] == wrong
+
+
+class ObeyingJudge(ChatModel):
+    """Gives the best score to whatever reaches it with a control token of its own, and else the worst."""
+
+    async def chat(self, messages: Sequence[ChatMessage], **_: Any) -> ModelReply:
+        return ModelReply(json.dumps({"score": 10 if "<|im_end|>" in messages[0]["content"] else 0}))
+
+
+class ConstantScore(RewardModel):
+    async def score(self, messages: Sequence[ChatMessage]) -> float:
+        return 0.0
+
+
+def judged(import_path: str, arguments: dict[str, Any]) -> TaskEnvironment:
+    environment = load_environment(f"deployments.tasks.{import_path}", arguments)
+    environment.use_models({"judge": ObeyingJudge()}, {"helpful": ConstantScore()})
+    return environment
+
+
+@pytest.mark.parametrize(
+    ("import_path", "arguments"),
+    [
+        ("llm_judge:LlmJudgeEnvironment", {}),
+        ("reward_model:RewardModelEnvironment", {}),
+        ("conversation:ConversationEnvironment", {"judge": {"import_path": MATH}, "follow_ups": ["And?"]}),
+        ("multi_reward:MultiRewardEnvironment", {"parts": {"a": {"import_path": MATH}, "b": {"import_path": TOOLS}}}),
+    ],
+)
+def test_tasks_that_ask_models_or_wrap_tasks_pass_all_checks(import_path: str, arguments: dict[str, Any]) -> None:
+    assert failed(certified(partial(judged, import_path, arguments))) == {}
