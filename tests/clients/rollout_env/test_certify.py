@@ -280,3 +280,10 @@ def judged(import_path: str, arguments: dict[str, Any]) -> TaskEnvironment:
 )
 def test_tasks_that_ask_models_or_wrap_tasks_pass_all_checks(import_path: str, arguments: dict[str, Any]) -> None:
     assert failed(certified(partial(judged, import_path, arguments))) == {}
+
+
+@pytest.mark.parametrize(("seats", "wrong"), [(1, []), (2, ["state"])])
+def test_two_rollouts_are_not_played_at_once_where_there_is_room_for_one(seats: int, wrong: list[str]) -> None:
+    one_place = Count("after_any_end")
+    one_place.max_sessions = seats
+    assert [*failed(certified(lambda: one_place, "state"))] == wrong
