@@ -17,6 +17,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from deployments.sandbox import LocalSandbox, Program
+from deployments.sandbox.providers.interface import RunningSandbox, SandboxSpec
+from deployments.sandbox.providers.local import LocalProvider
 from rollout_env import ChatMessage, Reference, Session, StepOutcome, TaskEnvironment
 
 
@@ -205,3 +207,47 @@ class Programs(TaskEnvironment):
 
     def close(self) -> None:
         self.sandbox.close()
+
+
+class FilesInfo(BaseModel):
+    snapshot: str | None = None
+
+
+class Shell(TaskEnvironment):
+    """Three turns in a sandbox: the reply runs, and what it prints is shown."""
+
+    description = "A shell."
+    ExtraEnvInfo = FilesInfo
+    provider: LocalProvider | None = None
+
+    def __init__(self, fault: str = "") -> None:
+        self.fault = fault
+        type(self).provider = type(self).provider or LocalProvider()
+
+    async def open_session(self, message_log: list[ChatMessage], extra_env_info: FilesInfo) -> Session:
+        assert self.provider is not None
+        name = None if self.fault == "resume" else extra_env_info.snapshot
+        spec = SandboxSpec(image=None if name else "scratch", snapshot=name, workdir="/root")
+        return ShellSession(await self.provider.open(spec))
+
+    fork_session = open_session
+
+    def reference(self, sample: Mapping[str, Any]) -> Reference:
+        return Reference(["echo 1 > a", "echo 2 >> a; cat a", "cat a; echo 3 >> a; cat a"], best=3.0)
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        return [{"messages": [{"role": "user", "content": f"Task {seed + each}"}]} for each in range(count)]
+
+
+class ShellSession(Session):
+    def __init__(self, sandbox: RunningSandbox) -> None:
+        self.sandbox = sandbox
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: FilesInfo) -> StepOutcome:
+        done = await self.sandbox.exec(["bash", "-c", message_log[-1]["content"]])
+        state = {"snapshot": await self.sandbox.snapshot()}
+        reward = float(done.stdout.split() in ([], ["1", "2"], ["1", "2", "1", "2", "3"]))
+        return StepOutcome({"role": "user", "content": done.stdout or "-"}, reward, "3" in done.stdout, metadata=state)
+
+    async def close(self) -> None:
+        await self.sandbox.close()

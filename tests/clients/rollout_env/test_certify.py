@@ -21,7 +21,7 @@ from rollout_env.certify import PanelSettings, certify
 from rollout_env.loading import certified_environment, load_environment
 from rollout_env.play import run
 from rollout_env.worth import NotCertified, PolicyServer
-from tests.clients.rollout_env.planted_environments import BatchedSum, Count, Programs, Sum
+from tests.clients.rollout_env.planted_environments import BatchedSum, Count, Programs, Shell, Sum
 from tests.deployments.agents import agents_of_tests
 from tests.deployments.models.chat_server import chat_server, said
 
@@ -287,3 +287,10 @@ def test_two_rollouts_are_not_played_at_once_where_there_is_room_for_one(seats: 
     one_place = Count("after_any_end")
     one_place.max_sessions = seats
     assert [*failed(certified(lambda: one_place, "state"))] == wrong
+
+
+@pytest.mark.parametrize(("fault", "wrong"), [("", []), ("resume", ["resume"])])
+def test_a_session_in_a_sandbox_is_forked_at_each_turn_by_its_snapshot(fault: str, wrong: list[str]) -> None:
+    certificate = certified(partial(Shell, fault), "resume")
+    assert [*failed(certificate)] == wrong
+    assert certificate.checks[0].plays == 4, "after two turns of two samples"
