@@ -32,7 +32,7 @@ _EXPRESSION = re.compile(r"(?>(?:[-+*/^(),=\s]|\d++(?>(?:\.\d*+)?)|\.\d++|[A-Za-
 """Without attributes, indices and texts. It never goes back: a long answer takes time in proportion to its length."""
 _CIRCULAR = [f"{arc}{name}{h}" for arc in ("", "a") for name in ("sin", "cos", "tan") for h in ("", "h")]
 _EXPRESSION_NAMES = frozenset(["sec", "csc", "cot", "pi", "exp", "log", "ln", "sqrt", "Abs", *_CIRCULAR])
-_DEFAULT_INSTRUCTION = "Write your final answer between <answer> and </answer>."
+_DEFAULT_INSTRUCTION = "Write your final answer in <answer></answer>."
 
 
 class _ReasoningGymInfo(BaseModel):
