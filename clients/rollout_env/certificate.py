@@ -84,7 +84,7 @@ class Certificate:
         for check in self.checks:
             if check.group != group:
                 group = check.group
-                yield f"{group}"
+                yield group
             said = f"{check.plays} plays" if check.plays else check.note
             yield f"  {check.name:<18} {check.status:<12} {said}".rstrip()
             yield from (f"      {line}" for finding in check.findings for line in finding.splitlines())
@@ -116,7 +116,7 @@ def hash_in(path: Path, environment: TaskEnvironment, arguments: Mapping[str, An
         raise CertificateRefused(f"{path} has checks that failed: mend the environment and certify it anew.")
     if found["settings"]["only"]:
         raise CertificateRefused(f"{path} is of some checks alone: certify the environment without --only.")
-    if source != source_of(environment) or (of != arguments and not hasattr(environment, "is_made_of")):
+    if source != source_of(environment) or (of != arguments and environment.is_made_of is None):
         raise CertificateRefused(f"{path} is of another source or of other arguments: certify the environment anew.")
     return given
 
@@ -131,11 +131,11 @@ def source_of(environment: TaskEnvironment) -> str:
 
     With a folder, also of how the environment is `made_with` it. A class without a file has its name in its place.
     """
-    kind, folder = type(environment), getattr(environment, "is_made_of", None)
+    kind, folder = type(environment), environment.is_made_of
     try:
         path = Path(folder or inspect.getfile(kind))
     except (OSError, TypeError):
         return _hash_of({"class": kind.__qualname__})
     files = [one for one in path.rglob("*") if one.is_file() and not SKIPPED & set(one.parts)] if folder else [path]
     digests = {str(one.relative_to(path)): hashlib.sha256(one.read_bytes()).hexdigest() for one in files}
-    return _hash_of({"files": digests, "made_with": getattr(environment, "made_with", None)})
+    return _hash_of({"files": digests, "made_with": environment.made_with})

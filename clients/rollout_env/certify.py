@@ -89,9 +89,9 @@ async def certify(
             panel.end(error)
         finally:
             await panel.close()
-    without = () if policy else get_args(WorthName)
-    checks = [check for name, check in panel.checks.items() if panel.wants(name) or name == panel.ended]
-    checks = [check for check in checks if check.name not in without]
+    left_out = () if policy else get_args(WorthName)
+    made = [name for name in panel.checks if panel.wants(name) and name not in left_out]
+    checks = [panel.checks[name] for name in panel.checks if name in made or name == panel.ended]
     return Certificate(name, arguments, source_of(panel.first), settings.model_dump(), checks, panel.measured)
 
 
@@ -144,7 +144,9 @@ class _Panel:
 
     async def play(self) -> None:
         samples = await self._samples()
-        cases = [(f"{SAMPLE} {number}", sample, await self._worth_of(sample)) for number, sample in enumerate(samples)]
+        self._cases = cases = [
+            (f"{SAMPLE} {number}", sample, await self._worth_of(sample)) for number, sample in enumerate(samples)
+        ]
         self._under_way = "step"
         if self.wants(*get_args(Rule)):
             await self._rules([(sample, self._replies(worth)) for _, sample, worth in cases])
@@ -181,7 +183,7 @@ class _Panel:
     ) -> Play:
         """A rollout, with what each play must keep: on the first instance, or one that goes on `elsewhere`."""
         instance, limit_s = self._instances[elsewhere], self._settings.step_timeout_s
-        play = await play_to_end([instance], sample, replies, limit_s, turns, forks=elsewhere)
+        play = await play_to_end(instance, sample, replies, limit_s, turns, forks=elsewhere)
         if not may_hang:
             is_slow = isinstance(play.error, StepTooSlow)
             self.checks["time_limits"].judged(f"A step of {_shown(replies)} {play.error}." if is_slow else None)
@@ -191,7 +193,7 @@ class _Panel:
         if isinstance(play.error, OutcomeInvalid):
             self.checks["outcome"].judged(f"{play.error} The replies were {_shown(replies)}.")
         if play.blocked_s > MOST_BLOCKED_S and not may_hang:
-            again = await play_to_end([instance], sample, replies, limit_s, turns, forks=elsewhere)
+            again = await play_to_end(instance, sample, replies, limit_s, turns, forks=elsewhere)
             play = min(play, again, key=lambda each: each.blocked_s)
         if play.blocked_s > MOST_BLOCKED_S and not may_hang:
             took = f"blocked the event loop for {play.blocked_s:.1f} s"
@@ -207,7 +209,7 @@ class _Panel:
             MOST_BLOCKED_S,
             settings.step_timeout_s,
         )
-        found = await checker.findings(settings.samples, settings.seed, settings.repeatable)
+        found = await checker.findings(len(cases), settings.seed, settings.repeatable)
         for rule in get_args(Rule):
             self.checks[rule].judged(plays=len(cases))
         for finding in found:
@@ -337,31 +339,28 @@ class _Panel:
             self.checks[probe.check].judged(self._broken_wall(probe, play), plays=0)
 
     async def weigh(self, policy: PolicyServer) -> None:
-        """Has the policy play the samples, and each of its rollouts judged a second time."""
-        samples = await call(self.first.example_samples, self._settings.samples, self._settings.seed)
+        """Has the policy play the samples that were played, and each of its rollouts judged a second time."""
         places, solved = asyncio.Semaphore(MOST_AT_ONCE), []
 
-        async def weighed(sample: Sample) -> bool:
+        async def weighed(sample: Sample, worth: Reference) -> bool:
             tools = sample.get("tools") or self.first.tools
             async with places:
                 limit_s = self._settings.step_timeout_s
-                play = await play_to_end(
-                    self._instances[:1], sample, lambda messages: policy.reply(messages, tools), limit_s
-                )
+                play = await play_to_end(self.first, sample, lambda messages: policy.reply(messages, tools), limit_s)
                 if isinstance(play.error, NotCertified):
                     raise play.error
                 said = [message for message in play.result.message_log if message["role"] == "assistant"]
-                again = await play_to_end(self._instances[1:], sample, said[-len(play.result.turns) :], limit_s)
+                again = await play_to_end(self._instances[1], sample, said[-len(play.result.turns) :], limit_s)
             differs = f"A rollout of the policy {play}, and judged a second time it {again}."
             self.checks["disputed"].judged(differs if play.verdict != again.verdict else None)
-            return play.reward is not None and play.reward >= (await self._worth_of(sample)).best - CLOSE
+            return play.reward is not None and play.reward >= worth.best - CLOSE
 
-        for sample in samples:
-            solved.append(await asyncio.gather(*(weighed(sample) for _ in range(policy.generations))))
+        for _, sample, worth in self._cases:
+            solved.append(await asyncio.gather(*(weighed(sample, worth) for _ in range(policy.generations))))
         self.measured = shares(solved)
         (least, most), share = policy.band, self.measured["solved"]
         outside = f"The policy solves {share:g} of its rollouts, and the band is {least:g} to {most:g}."
-        self.checks["band"].judged(None if least <= share <= most else outside, plays=len(samples) * policy.generations)
+        self.checks["band"].judged(None if least <= share <= most else outside, plays=len(solved) * policy.generations)
 
     def _broken_wall(self, probe: Probe, play: Play) -> str | None:
         was_reached, (_, _, said) = self._host.was_reached(), play.text.partition(f"{MARK} ")
@@ -378,9 +377,7 @@ def verdicts_of(make: Make, cases: Sequence[tuple[Sample, Sequence[Reply]]], tim
     async def played() -> list[Any]:
         environment = make()
         try:
-            return [
-                (await play_to_end([environment], *case, timeout_s)).verdict for _ in range(times) for case in cases
-            ]
+            return [(await play_to_end(environment, *case, timeout_s)).verdict for _ in range(times) for case in cases]
         finally:
             await longest_block(call(environment.close), timeout_s)
 

@@ -215,6 +215,11 @@ class TaskEnvironment(ABC):
         """
         return Reference()
 
+    is_made_of: str | None = None
+    """The folder of what it plays, and `made_with` how it plays that: the `source` of its certificate, in place of the
+    file of its class. Set both in the constructor."""
+    made_with: JsonObject | None = None
+
     certified_as: ClassVar[str | None] = None
     """Import path of the environment, with the same arguments, that `rollout env certify` plays in place of this one,
     which an agent plays otherwise."""

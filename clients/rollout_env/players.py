@@ -130,7 +130,7 @@ class Play:
 
 
 async def play_to_end(
-    instances: Sequence[TaskEnvironment],
+    environment: TaskEnvironment,
     sample: Sample,
     replies: Sequence[Reply] | Callable[[list[ChatMessage]], Awaitable[Reply]],
     timeout_s: float,
@@ -140,15 +140,14 @@ async def play_to_end(
     """Plays the replies until the rollout ends, whatever the environment raises.
 
     Args:
-        instances: the steps alternate between them.
         replies: or what makes the next one of the messages so far, for at most `MOST_TURNS`.
         turns: how many replies are played before the rollout is left.
         forks: whether the sample is the log of a rollout, which goes on.
     """
-    rollout, steps, blocked_s = ScriptedRollout(sample), RolloutSteps(instances, forks=forks), 0.0
+    rollout, steps, blocked_s = ScriptedRollout(sample), RolloutSteps([environment], forks=forks), 0.0
     error: BaseException | None = None
     try:
-        _, blocked_s = await longest_block(begin(rollout, instances[0]), timeout_s)
+        _, blocked_s = await longest_block(begin(rollout, environment), timeout_s)
         for number in range(MOST_TURNS if callable(replies) else len(replies[:turns])):
             if rollout.terminated:
                 break

@@ -48,7 +48,7 @@ class AgentRunsOfTask(TaskEnvironment):
         # As many more have their sandboxes made, in the order in which they get a place.
         self.max_concurrent_steps = 2 * places if settings.harbor is not None and places is not None else places
         self._program = _program_of(settings)
-        self.settings, self._timeout_s = settings, settings.timeout_s
+        self._timeout_s = settings.timeout_s
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: AgentCall) -> StepOutcome:  # noqa: ARG002
         """Runs the agent. An outcome with a reward `{}` is that of an agent that gives none.
@@ -136,9 +136,9 @@ class ScriptedAgent(PlainAgentTask):
             samples: those that are played.
             solutions: a reply that solves each of them, with the reward `best`; where there are none, nobody knows it.
         """
-        self._runs = AgentRunsOfTask(AgentSettings.model_validate(settings))
+        agent = AgentSettings.model_validate(settings)
+        self._runs, self._most_calls = AgentRunsOfTask(agent), agent.limits.max_calls
         self._samples, self._solutions, self._best = samples, solutions, best
-        self._most_calls: int = self._runs.settings.limits.max_calls
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: Any) -> StepOutcome:  # type: ignore[override]
         """Runs the agent. Raises `SampleRejected` or `TemporaryFailure` where it fails."""

@@ -172,9 +172,9 @@ class ScriptedHarbor(HarborTasks):
     def __init__(self, settings: dict[str, Any]) -> None:
         """Raises `HarborTaskRefused` or `ProviderUnusable`."""
         super().__init__(settings)
-        harbor = HarborSettings.model_validate(settings)
-        agent = AgentSettings(import_path=f"{__name__}:{_run_script.__name__}", harbor=harbor, timeout_s=LONGEST_RUN_S)
-        self._program = HarborProgram(agent, harbor)
+        function = f"{__name__}:{_run_script.__name__}"
+        agent = AgentSettings(import_path=function, harbor=self.harbor, timeout_s=LONGEST_RUN_S)
+        self._program = HarborProgram(agent, self.harbor)
 
     async def step(  # type: ignore[override]
         self, message_log: list[ChatMessage], extra_env_info: HarborInfo

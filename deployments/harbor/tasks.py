@@ -268,9 +268,9 @@ class HarborTasks(TaskEnvironment):
 
     def __init__(self, settings: dict[str, Any]) -> None:
         """Raises `HarborTaskRefused`."""
-        harbor = HarborSettings.model_validate(settings)
-        self.is_made_of, self.made_with = harbor.tasks, harbor.model_dump(mode="json", exclude={"tasks"})
-        self.tasks = _load_tasks(harbor)
+        self.harbor = HarborSettings.model_validate(settings)
+        self.is_made_of, self.made_with = self.harbor.tasks, self.harbor.model_dump(mode="json", exclude={"tasks"})
+        self.tasks = _load_tasks(self.harbor)
         self.sample_count = len(self.tasks)
 
     def step(self, message_log: list[ChatMessage], extra_env_info: HarborInfo) -> StepOutcome:  # noqa: ARG002

@@ -113,6 +113,10 @@ def harbor_task(folder: Path, further: Mapping[str, str]) -> Any:
     return certified_environment(HARBOR_TASKS, {"settings": {"tasks": str(folder)}})
 
 
+def test_no_more_samples_are_asked_for_than_there_are(tmp_path: Path) -> None:
+    assert failed(certified(harbor_task(tmp_path, {}), "example_samples")) == {}
+
+
 @pytest.mark.parametrize("fault", HARBOR_FAULTS)
 def test_a_fault_of_a_harbor_task_is_found_by_its_check_and_its_twin_passes_that(tmp_path: Path, fault: str) -> None:
     check, files = HARBOR_FAULTS[fault]
