@@ -1,6 +1,7 @@
 """A rollout server with a model of 64 tokens, which does what `rollout conformance` demands but for one fault."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from math import exp, log
 from random import Random
 from typing import Any
@@ -21,6 +22,15 @@ def scores(context: list[int], temperature: float = 1.0) -> list[float]:
     return [logit - total for logit in logits]
 
 
+def in_loop(answer: Callable[[], Any]) -> Callable[[], Awaitable[Any]]:
+    """The route in the event loop: time would go on beside one that FastAPI lets a thread of its own answer."""
+
+    async def answered() -> Any:
+        return answer()
+
+    return answered
+
+
 class ConformingServer:
     """`fault` names one of the deviations below, `is_sglang` has it speak SGLang's API in place of vLLM's."""
 
@@ -37,7 +47,7 @@ class ConformingServer:
             "/loads": lambda: {"loads": [{"num_running_reqs": self.running}]},
         }
         for path, answer in answered.items():
-            self.app.add_api_route(path, answer)
+            self.app.add_api_route(path, in_loop(answer))
 
     async def update_weights(self) -> Any:
         self.version += 1

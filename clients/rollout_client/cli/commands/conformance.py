@@ -6,7 +6,6 @@ who demands it. A server that lacks what a check needs does not offer it, which 
 
 import asyncio
 import os
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -235,21 +234,22 @@ def _ids_of(sample: Any) -> tuple[int, list[list[int]]]:
 async def _cancellation(server: ProbedServer) -> str:
     if (running := await server.running()) != 0:
         raise NotOffered(f"{running} generations of others run; try again when the server is idle")
-    began = time.monotonic()
+    clock = asyncio.get_running_loop().time
+    began = clock()
     await _long(server)
-    whole_s = time.monotonic() - began
+    whole_s = clock() - began
     if whole_s < CLEARLY_LONG_S:
         raise NotOffered(f"the longest generation takes {whole_s:.1f} s, too little to see it freed")
     generation = asyncio.create_task(_long(server))
     is_seen = await _until(server.running, lambda running: running > 0, whole_s / 2)
     generation.cancel()
-    began = time.monotonic()
+    began = clock()
     with suppress(asyncio.CancelledError):
         await generation
     if not is_seen:
         raise NotOffered("the server did not say that it runs")
     freed = await _until(server.running, lambda running: running == 0, whole_s / 2)
-    freed_s = time.monotonic() - began
+    freed_s = clock() - began
     _demand(freed, f"it still ran {freed_s:.1f} s after its caller had gone; a whole one takes {whole_s:.1f} s")
     return f"free {freed_s:.1f} s after its caller had gone; a whole one takes {whole_s:.1f} s"
 
@@ -261,9 +261,10 @@ async def _long(server: ProbedServer) -> ProbedGeneration:
 
 async def _until(ask: Callable[[], Awaitable[Sent]], is_so: Callable[[Sent], bool], within_s: float) -> bool:
     """Whether it was so within the time."""
-    end = time.monotonic() + within_s
+    clock = asyncio.get_running_loop().time
+    end = clock() + within_s
     while not is_so(await ask()):
-        if time.monotonic() > end:
+        if clock() > end:
             return False
         await asyncio.sleep(0.05)
     return True
