@@ -90,9 +90,9 @@ async def certify(
         finally:
             await panel.close()
     left_out = () if policy else get_args(WorthName)
-    made = [name for name in panel.checks if panel.wants(name) and name not in left_out]
-    checks = [panel.checks[name] for name in panel.checks if name in made or name == panel.ended]
-    return Certificate(name, arguments, source_of(panel.first), settings.model_dump(), checks, panel.measured)
+    names = [one for one in panel.checks if one == panel.ended or (panel.wants(one) and one not in left_out)]
+    made = [panel.checks[one] for one in names]
+    return Certificate(name, arguments, source_of(panel.first), settings.model_dump(), made, panel.measured)
 
 
 class _AlwaysSlow(Exception):
@@ -234,9 +234,7 @@ class _Panel:
         solving, answer = solutions.get(name, ("", ""))
         wrong = [other for _, other in solutions.values() if other and other != answer and 0 < len(solving) < 2000]
         # What a wrong answer earns by itself is no fault of what stands beside it.
-        alone = [
-            await self._play(sample, [solving.replace(answer, other)] * TURNS) for other in (wrong[:1] + wrong[-1:])
-        ]
+        alone = [await self._play(sample, [solving.replace(answer, one)] * TURNS) for one in wrong[:1] + wrong[-1:]]
         partial = replace(worth, floor=max([worth.floor, *(play.reward or 0.0 for play in alone)]))
         if not wrong:
             self.checks["all_answers"].note = "no answers of two samples are known"
