@@ -32,7 +32,8 @@ def look(content, place):
         say(f"{name} in {place}")
 """
 _FILES = """
-seen = 0
+import sys, time
+known = {"/proc", "/sys", "/dev", "/usr", "/lib", "/lib64", sys.prefix, sys.base_prefix}
 def read(path):
     try:
         if os.path.isfile(path) and os.path.getsize(path) < 2**22:
@@ -43,12 +44,11 @@ def read(path):
 for path in paths:
     read(path)
 for folder, folders, files in os.walk("/"):
-    folders[:] = [one for one in folders if folder != "/" or one not in ("proc", "sys", "dev", "usr", "lib", "lib64")]
-    seen += len(files)
-    if seen > 50000:
-        break
+    folders[:] = [one for one in folders if os.path.join(folder, one) not in known]
     for file in files:
         read(os.path.join(folder, file))
+        if time.process_time() > 3:
+            say("nothing")
 say("nothing")
 """
 _VARIABLES = """

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +168,8 @@ class Programs(TaskEnvironment):
     description = "Programs that print a sum."
     ExtraEnvInfo = SumInfo
 
-    def __init__(self, fault: str = "") -> None:
-        self.fault, self.sandbox = fault, LocalSandbox()
+    def __init__(self, fault: str = "", packages: Sequence[str] = ()) -> None:
+        self.fault, self.sandbox = fault, LocalSandbox(packages=packages)
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: SumInfo) -> StepOutcome:
         source = message_log[-1]["content"]

@@ -96,6 +96,16 @@ def test_programs_behind_walls_pass_all_checks_of_isolation() -> None:
     assert {check.name: check.status for check in certificate.checks} == dict.fromkeys(OF_PROGRAMS, "passed")
 
 
+def test_more_files_than_a_program_can_read_in_its_time_do_not_end_the_search_in_a_fault(tmp_path: Path) -> None:
+    for number in range(1500):
+        with (tmp_path / str(number)).open("wb") as file:
+            file.truncate(2**22 - 1)
+    tmp_path.chmod(0o755)
+    make, only = partial(Programs, packages=[str(tmp_path)]), OF_PROGRAMS[:1]
+    certificate = run(certify("planted", make, {}, PanelSettings(samples=1, only=only)))
+    assert {check.name: check.status for check in certificate.checks} == {"hidden_files": "passed"}
+
+
 def harbor_task(folder: Path, further: Mapping[str, str]) -> Any:
     """A task in Harbor's format that wants 7 in a file."""
     files = {
