@@ -11,7 +11,7 @@ PROGRAMS = {
         "the service against the bare engine and vLLM's server",
     ),
     "agents": Program(
-        "benchmarks.agents", "calls with and without sessions against vLLM's server (15 minutes)", BEHIND_HAPROXY
+        "benchmarks.agents", "calls against vLLM's server; with --cache, kept prefixes (15 minutes)", BEHIND_HAPROXY
     ),
     "scale": Program("benchmarks.scale", "throughput with simulated engines (15 minutes)", BEHIND_HAPROXY),
     "drafts": Program("benchmarks.drafts", "an engine with drafted tokens and without"),

@@ -16,7 +16,7 @@ JSON. One sample alone is also played by D, a service without a proxy, as `make 
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -99,7 +99,6 @@ def contenders(engine: EngineSettings, served: dict[str, Any], folder: Path) -> 
                 closing(OpenAILoop(openai_url, engine.model)) as loop,
                 service_contender(served, folder) as service,
             ):
-                rest(service)
                 status.stop()
                 yield {
                     "A": Contender(bare_play(bare, reply), None),
@@ -115,20 +114,18 @@ def service_contender(served: dict[str, Any], folder: Path) -> Iterator[Contende
         yield Contender(service_play(client), processes)
 
 
-@contextmanager
-def rollout_service(served: dict[str, Any], folder: Path) -> Iterator[tuple[str, ProcessGroup]]:
-    """Runs the service with the comparison's environment alone, as `service_process` does."""
+def rollout_service(
+    served: dict[str, Any], folder: Path, environment: str = "benchmarks.three_tokens:ThreeTokens"
+) -> AbstractContextManager[tuple[str, ProcessGroup]]:
+    """Runs the service with one environment alone, a task with the name of its module, as `service_process` does."""
     served["http_options"]["port"] = free_port()
-    served["applications"][0]["args"]["environments"] = {
-        "three_tokens": {"import_path": "benchmarks.three_tokens:ThreeTokens"}
-    }
-    deployments = [
-        entry for entry in served["applications"][0]["deployments"] if entry["name"] in ("Ingress", "Generator")
-    ]
-    deployments.append({"name": "three_tokens", "num_replicas": 1, "ray_actor_options": {"num_cpus": 0.1}})
-    served["applications"][0]["deployments"] = deployments
-    with service_process(served, folder) as running:
-        yield running
+    task = environment.partition(":")[0].rpartition(".")[2]
+    [application] = served["applications"]
+    application["args"]["environments"] = {task: {"import_path": environment}}
+    entries = [entry for entry in application["deployments"] if entry["name"] in ("Ingress", "Generator")]
+    entries.append({"name": task, "num_replicas": 1, "ray_actor_options": {"num_cpus": 0.1}})
+    application["deployments"] = entries
+    return service_process(served, folder)
 
 
 def bare_play(bare: BareEngine, reply: Sequence[int]) -> Play:
@@ -170,7 +167,8 @@ def play_rounds(
     Args: `names` of the ways, for whoever waits.
     """
     for contender in ways.values():
-        rest(contender)
+        if contender.processes is not None:
+            contender.processes.suspend()
     measured: Rounds = {workload: {way: [] for way in ways} for workload in workloads}
     plays = [
         (number, play, workload)
@@ -200,18 +198,8 @@ def play_round(contender: Contender, workload: Workload, prompts: list[list[int]
     return round_
 
 
-@contextmanager
-def awake(contender: Contender) -> Iterator[None]:
-    if contender.processes is not None:
-        contender.processes.resume()
-        time.sleep(SETTLE_S)
-    yield
-    rest(contender)
-
-
-def rest(contender: Contender) -> None:
-    if contender.processes is not None:
-        contender.processes.suspend()
+def awake(contender: Contender) -> AbstractContextManager[None]:
+    return contender.processes.awake(SETTLE_S) if contender.processes else nullcontext()
 
 
 def check(workload: Workload, conversations: Conversations) -> None:

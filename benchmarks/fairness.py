@@ -17,7 +17,7 @@ from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 
 from benchmarks.rollout_load import play, post_sample
-from benchmarks.scale_service import measured, with_scheduling, with_timing
+from benchmarks.scale_service import measured, with_timing
 
 FLEET = 4
 TIMING = {"time_to_first_token_s": 0.1, "time_per_token_s": 0.05, "max_num_seqs": 64, "length_spread": 0.5}
@@ -46,7 +46,8 @@ def fairness(settings: ServeDeploySchema, console: Console) -> Fairness:
     half, whole = (with_timing(settings, TIMING, replicas) for replicas in (FLEET // 2, FLEET))
     alone_s = measured(half, evaluation_alone, console)
     behind_s, with_window_s = measured(whole, partial(evaluation_and_single_samples, console=console), console)
-    without_window = with_scheduling(whole, {"window_factor": None})
+    without_window = whole.model_copy(deep=True)
+    without_window.applications[0].args["scheduling"] = {"window_factor": None}
     without_window_s = measured(without_window, partial(single_samples_behind_training, console=console), console)
     return Fairness(
         evaluation_alone_on_half_s=alone_s,

@@ -129,6 +129,17 @@ class ProcessGroup:
         for process in reversed(self._all()):
             send(process, signal.SIGCONT)
 
+    @contextmanager
+    def awake(self, idle_s: float) -> Iterator[None]:
+        """Resumes them for the length of the block, which begins `idle_s` seconds later.
+
+        An error leaves them running: processes that are suspended again could not end by themselves after a signal.
+        """
+        self.resume()
+        time.sleep(idle_s)
+        yield
+        self.suspend()
+
     def ask_to_end(self) -> None:
         """Interrupts the first process, as Ctrl-C would; only once, because a second time would interrupt its end."""
         if not self._is_asked_to_end:

@@ -8,9 +8,10 @@ from typing import Any
 
 import aiohttp
 
+from benchmarks.openai_loop import JSON
+
 TASK_NAME = "three_tokens"
 NEW_TOKENS = 16
-JSON = {"content-type": "application/json"}
 NDJSON = {**JSON, "accept": "application/x-ndjson"}
 HTTP_OK = 200
 LONGEST_LINE_BYTES = 2**26

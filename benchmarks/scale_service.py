@@ -39,11 +39,3 @@ def with_timing(
         if deployment.name == "Generator" and replicas is not None:
             deployment.num_replicas = replicas
     return changed
-
-
-def with_scheduling(settings: ServeDeploySchema, scheduling: Mapping[str, Any]) -> ServeDeploySchema:
-    """A copy of the config with these fields of `scheduling`."""
-    changed = settings.model_copy(deep=True)
-    [application] = changed.applications
-    application.args["scheduling"] = dict(scheduling)
-    return changed

@@ -11,17 +11,18 @@ one on a GPU does. With `--step-ms 0` the engines compute as fast as they can, o
 
 The last line of stdout is JSON. The exit code is 1 if a call takes more than 10 ms longer than by vLLM's server at the
 median, or if 64 agents that do not stream get less than 0.95 of its throughput.
+
+With `--cache` it measures something else, with models/tiny: the prefixes of agents' programs (`programs.py`).
 """
 
 import asyncio
 import json
 import os
 import random
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from ray.serve.schema import ServeDeploySchema
@@ -31,6 +32,7 @@ from rich.table import Table
 
 from benchmarks.agents.conversations import Way, Workload, played
 from benchmarks.agents.figures import Round, Rounds, figures_of, missed
+from benchmarks.agents.programs import compare
 from benchmarks.agents.waiting_steps import step_ms_of, with_waiting_steps
 from benchmarks.bare_engine import engine_in
 from benchmarks.openai_loop import openai_server
@@ -66,20 +68,11 @@ class Server:
 
     def __init__(self, url: str, processes: ProcessGroup) -> None:
         self._url = url
-        self._processes = processes
+        self.processes = processes
         processes.suspend()
 
-    @contextmanager
-    def awake(self, idle_s: float) -> Iterator[None]:
-        self._processes.resume()
-        time.sleep(idle_s)
-        try:
-            yield
-        finally:
-            self._processes.suspend()
-
     def play(self, way: Way, workload: Workload, seed: int) -> Round:
-        cpu_time = CpuTime(self._processes)
+        cpu_time = CpuTime(self.processes)
         seconds, calls = asyncio.run(played(self._url, way, workload, seed))
         return Round(seconds, cpu_time.seconds(), calls)
 
@@ -112,7 +105,7 @@ def play_alone(of: dict[bool, Server], rounds: int, progress: Progress) -> Round
         for is_vllm in (True, False) if number % 2 else (False, True):
             server = of[is_vllm]
             ways = {name: way for name, way in WAYS.items() if way.is_vllm == is_vllm}
-            with server.awake(IDLE_AFTER_S):
+            with server.processes.awake(IDLE_AFTER_S):
                 for play in range(WARM_UP_PLAYS + ALONE_PLAYS):
                     for name in shuffled(ways, number, play):
                         # Both servers get the same conversations.
@@ -131,7 +124,7 @@ def play_together(of: dict[bool, Server], rounds: int, progress: Progress) -> Ro
     for number in range(rounds + 1):
         for name in shuffled(WAYS, number):
             way = WAYS[name]
-            with of[way.is_vllm].awake(SETTLE_S):
+            with of[way.is_vllm].processes.awake(SETTLE_S):
                 round_ = of[way.is_vllm].play(way, TOGETHER, -1 - number)
             if number:
                 rows[name].append(round_)
@@ -167,7 +160,14 @@ def main(
     step_ms: Annotated[
         float | None, typer.Option(min=0, help="Least milliseconds of a step of an engine on the processor (50).")
     ] = None,
+    cache: Annotated[float | None, typer.Option(min=0, help="Part of the programs' peak need (`programs.py`).")] = None,
+    agents: Annotated[int, typer.Option(min=1, help="With --cache.")] = 64,
+    turns: Annotated[int, typer.Option(min=1, help="With --cache.")] = 10,
+    tool_times: Annotated[float, typer.Option(min=0, help="With --cache: a factor of the tools' times.")] = 1.0,
 ) -> None:
+    if cache is not None:
+        with sentences_for_the_user(console), no_process_left():
+            end(compare(config, cache, agents, turns, tool_times, rounds))
     settings = config_for(config, model, ("math",))
     if step_ms := step_ms_of(settings, step_ms):
         settings = with_waiting_steps(settings, step_ms)
@@ -179,7 +179,12 @@ def main(
         console.print("Stopping")
     show(figures)
     typer.echo(json.dumps({**figures, "step_ms": step_ms, "load_average": round(os.getloadavg()[1], 1)}))
-    for problem in (problems := missed(figures)):
+    end(missed(figures))
+
+
+def end(problems: Sequence[str]) -> NoReturn:
+    """Shows the bounds that do not hold, and ends with 1 if there are any."""
+    for problem in problems:
         console.print(problem, style="red")
     raise typer.Exit(bool(problems))
 

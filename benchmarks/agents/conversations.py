@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import orjson
 
-TIMEOUT_S = 600
-JSON = {"content-type": "application/json"}
+from benchmarks.openai_loop import JSON, open_session
+
 COMPLETIONS = "/v1/chat/completions"
 DATA = b"data: "
 DONE = b"[DONE]"
@@ -75,12 +75,8 @@ async def played(url: str, way: Way, workload: Workload, seed: int) -> tuple[flo
 
     Sessions are opened before and deleted afterwards.
     """
-    timeout, connector = aiohttp.ClientTimeout(TIMEOUT_S), aiohttp.TCPConnector(limit=0)
     # New connections each time: while a server is suspended, the other end may have closed those from before.
-    async with (
-        aiohttp.ClientSession(timeout=timeout, connector=connector, raise_for_status=True) as http,
-        addresses(http, url, way, workload.agents) as of_agents,
-    ):
+    async with await open_session(url) as http, addresses(http, url, way, workload.agents) as of_agents:
         began = time.perf_counter()
         conversations = await asyncio.gather(
             *(

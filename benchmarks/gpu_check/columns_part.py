@@ -9,13 +9,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
-from benchmarks.gpu_check.configs import Machine
+from benchmarks.gpu_check.configs import Machine, running_service
 from benchmarks.gpu_check.findings import Findings
 from benchmarks.gpu_check.random_model import LOGIT_DEVIATION, write_tokenizer
-from benchmarks.service_process import service_process
 from rollout_client import RolloutClient, Sampling
 from rollout_client.tensors import RolloutTensors, logprobs_within, to_tensors
-from service.startup.config import REPOSITORY
 
 SHAPE = {
     "vocab_size": 32768,
@@ -57,8 +55,7 @@ def check(machine: Machine, findings: Findings) -> None:
     folder = machine.folder / "model"
     model = write_mixture(folder, SHAPE if on_card else SMALL_SHAPE).to(machine.torch_device)
     engine = machine.engine(folder, max_model_len=2048, enable_return_routed_experts=experts)
-    with service_process(machine.served(engine), REPOSITORY) as (url, _), RolloutClient(url, timeout_s=300) as client:
-        findings.add("the service starts", True)
+    with running_service(machine.served(engine), findings) as (_, client):
         for sampling in SAMPLINGS:
             name = f"{sampling}: columns against transformers"
             with findings.attempt(name):

@@ -1,11 +1,17 @@
 """Serve configs of a check: those of one card, with memory for others beside it."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
+from benchmarks.gpu_check.findings import Findings
+from benchmarks.service_process import service_process
+from rollout_client import RolloutClient
 from service.startup.config import REPOSITORY, free_port
 
 GIB = 2**30
@@ -49,3 +55,14 @@ class Machine:
         if self.device == "gpu" and replicas > 1:
             application["args"]["engine"] = engine | {"engines_per_gpu": replicas}
         return config
+
+
+@contextmanager
+def running_service(
+    served: dict[str, Any], findings: Findings, subject: str = "the service starts"
+) -> Iterator[tuple[str, RolloutClient]]:
+    """Runs the service for the length of the block; yields its URL and a client of it. Its start is a finding."""
+    began = time.monotonic()
+    with service_process(served, REPOSITORY) as (url, _), RolloutClient(url, timeout_s=300) as client:
+        findings.add(subject, True, seconds=round(time.monotonic() - began, 1))
+        yield url, client

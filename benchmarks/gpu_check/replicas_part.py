@@ -6,12 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
-from benchmarks.gpu_check.configs import GIB, Machine
+from benchmarks.gpu_check.configs import GIB, Machine, running_service
 from benchmarks.gpu_check.findings import Findings
 from benchmarks.gpu_check.random_model import distinct
 from benchmarks.process_group import ENGINE_MARKS, command_of
-from benchmarks.service_process import service_process
-from rollout_client import RolloutClient, Sampling
+from rollout_client import Sampling
 from service.startup.config import REPOSITORY
 
 MODEL = REPOSITORY / "models" / "tiny"
@@ -20,12 +19,7 @@ GAMES = 128
 
 def check(machine: Machine, findings: Findings) -> None:
     engine = machine.engine(MODEL, max_model_len=2048, kv_cache_memory_bytes=GIB, num_cpus=0.5)
-    began = time.monotonic()
-    with (
-        service_process(machine.served(engine, replicas=2), REPOSITORY) as (url, _),
-        RolloutClient(url) as client,
-    ):
-        findings.add("two replicas start", True, seconds=round(time.monotonic() - began, 1))
+    with running_service(machine.served(engine, replicas=2), findings, "two replicas start") as (_, client):
         name = "unseeded rollouts of one prompt differ on two replicas"
         with findings.attempt(name):
             samples = client.example_samples("math", 1, seed=1)

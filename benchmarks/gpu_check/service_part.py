@@ -5,11 +5,12 @@ from typing import Any
 
 import httpx
 
-from benchmarks.gpu_check.configs import Machine
+from benchmarks.gpu_check.configs import Machine, running_service
 from benchmarks.gpu_check.findings import Findings
 from benchmarks.gpu_check.random_model import distinct
-from benchmarks.service_process import service_process
+from benchmarks.reference_model import token_ids_of
 from rollout_client import RolloutClient, Sampling
+from rollout_client.contract.rollouts import SampleResult
 from service.startup.config import REPOSITORY
 
 MODEL = REPOSITORY / "models" / "tiny"
@@ -18,9 +19,7 @@ QUESTION = [{"role": "user", "content": "What is 2 + 3?"}]
 
 def check(machine: Machine, findings: Findings) -> None:
     served = machine.served(machine.engine(MODEL, max_model_len=2048), sessions={})
-    began = time.monotonic()
-    with service_process(served, REPOSITORY) as (url, _), RolloutClient(url) as client:
-        findings.add("the service starts", True, seconds=round(time.monotonic() - began, 1))
+    with running_service(served, findings) as (url, client):
         check_rollouts(client, findings)
         check_calls(url, client, findings)
 
@@ -30,10 +29,7 @@ def check_rollouts(client: RolloutClient, findings: Findings) -> None:
     with findings.attempt(name):
         one = client.example_samples("math", 1, seed=1)
         first, second = (client.rollout(one, sampling=Sampling(seed=3, max_new_tokens=64)).samples[0] for _ in range(2))
-        same = [list(message.token_ids) for message in first.message_log] == [
-            list(message.token_ids) for message in second.message_log
-        ]
-        findings.add(name, same, reward=first.total_reward, status=first.status)
+        findings.add(name, token_ids_of(first) == token_ids_of(second), reward=first.total_reward, status=first.status)
     name = "a group of 64"
     with findings.attempt(name):
         began = time.monotonic()
@@ -54,13 +50,13 @@ def check_rollouts(client: RolloutClient, findings: Findings) -> None:
             max_rollout_turns=6,
         ).samples
         turns = [sum(message.role == "assistant" for message in game.message_log) for game in games]
-        complete = all(
-            len(message.token_ids) == len(message.generation_logprobs or [])
-            for game in games
-            for message in game.message_log
-            if message.role == "assistant"
-        )
-        findings.add(name, complete and max(turns) == 6, turns=sorted(set(turns)))
+        findings.add(name, all(map(has_logprobs, games)) and max(turns) == 6, turns=sorted(set(turns)))
+
+
+def has_logprobs(sample: SampleResult) -> bool:
+    """Whether each token that was generated has one."""
+    spoken = [message for message in sample.message_log if message.role == "assistant"]
+    return all(len(message.token_ids) == len(message.generation_logprobs or []) > 0 for message in spoken)
 
 
 def check_calls(url: str, client: RolloutClient, findings: Findings) -> None:
@@ -97,7 +93,4 @@ def check_calls(url: str, client: RolloutClient, findings: Findings) -> None:
             session.reward(1.0)
             [sample] = session.samples()
             spoken = [message for message in sample.message_log if message.role == "assistant"]
-            held = len(spoken) == 2 and all(
-                len(message.token_ids) == len(message.generation_logprobs or []) > 0 for message in spoken
-            )
-            findings.add(name, held, messages=len(sample.message_log))
+            findings.add(name, len(spoken) == 2 and has_logprobs(sample), messages=len(sample.message_log))

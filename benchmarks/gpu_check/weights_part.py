@@ -7,15 +7,13 @@ from typing import Any, get_args
 
 import torch
 
-from benchmarks.gpu_check.configs import Machine
+from benchmarks.gpu_check.configs import Machine, running_service
 from benchmarks.gpu_check.findings import Findings
 from benchmarks.gpu_check.random_model import SHAPE, SMALL_SHAPE, figures_of, write_model
 from benchmarks.reference_model import State, differences, load, merged, model_of, perturbed, write_adapter
-from benchmarks.service_process import service_process
 from rollout_client import PolicyPusher, RolloutClient, Sampling
 from rollout_client.contract.policy import PauseMode
 from rollout_client.contract.rollouts import SampleResult
-from service.startup.config import REPOSITORY
 
 MEAN_TOLERANCE = 0.05
 RANK = 8
@@ -31,9 +29,7 @@ def check(machine: Machine, findings: Findings) -> None:
     state = write_model(folder, SHAPE if machine.device == "gpu" else SMALL_SHAPE)
     options: dict[str, Any] = {"max_model_len": 2048, "enable_lora": True, "max_lora_rank": RANK}
     served = machine.served(machine.engine(folder, **options), policy={"checkpoint_roots": [str(machine.folder)]})
-    began = time.monotonic()
-    with service_process(served, REPOSITORY) as (url, _), RolloutClient(url, timeout_s=300) as client:
-        findings.add("the service starts", True, seconds=round(time.monotonic() - began, 1))
+    with running_service(served, findings) as (_, client):
         check_logprobs(machine, client, findings, folder, state)
         check_deltas(client, findings, state)
         check_pauses(client, findings, state)
@@ -58,20 +54,28 @@ def check_logprobs(machine: Machine, client: RolloutClient, findings: Findings, 
     with findings.attempt(name):
         other = perturbed(state, 1)
         pushed = client.push_weights(other)
-        findings.add("a push of all weights", None, push_s=round(pushed.push_s, 3), **costs(pushed))
-        version = str(client.policy.state().current)
-        model = model_of(folder).to(machine.torch_device)
-        played = play(client)
-        by_old = figures_of(differences(played, {version: model})[version])
-        load(model, other)
-        by_new = figures_of(differences(played, {version: model})[version])
+        findings.add("a push of all weights", None, **costs(pushed))
+        by_old, by_new = figures_by(machine, client, folder, other)
         held = by_new["mean"] <= MEAN_TOLERANCE < by_old["mean"]
         findings.add(name, held, **by_new, mean_by_old_weights=by_old["mean"])
+
+
+def figures_by(
+    machine: Machine, client: RolloutClient, folder: Path, changed: State
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Differences of the service's log-probabilities from those by the model's own weights, and by the changed ones."""
+    version = str(client.policy.state().current)
+    model = model_of(folder).to(machine.torch_device)
+    played = play(client)
+    by_own = figures_of(differences(played, {version: model})[version])
+    load(model, changed)
+    return by_own, figures_of(differences(played, {version: model})[version])
 
 
 def costs(pushed: Any) -> dict[str, Any]:
     replica = pushed.replicas[0]
     return {
+        "push_s": round(pushed.push_s, 3),
         "status": replica.status,
         **{name: round(getattr(replica, name), 4) for name in ("load_s", "swap_s", "pause_s", "canary_s")},
         "sent_MB": round(pushed.sent_bytes / 1e6, 1),
@@ -84,14 +88,14 @@ def check_deltas(client: RolloutClient, findings: Findings, state: State) -> Non
         weights = {key: tensor.clone() for key, tensor in state.items()}
         pusher = PolicyPusher(client)
         first = pusher.push(weights)
-        findings.add("a full push by a pusher", None, push_s=round(first.push_s, 3), **costs(first))
+        findings.add("a full push by a pusher", None, **costs(first))
         for number in range(2):
             change(weights)
             pushed = pusher.push(weights)
-            findings.add(f"a delta of 1% ({number})", None, push_s=round(pushed.push_s, 3), **costs(pushed))
+            findings.add(f"a delta of 1% ({number})", None, **costs(pushed))
         by_delta = engine_checksum(client)
         full = client.push_weights(weights)
-        findings.add("a second full push", None, push_s=round(full.push_s, 3), **costs(full))
+        findings.add("a second full push", None, **costs(full))
         by_full = engine_checksum(client)
         findings.add(name, by_delta == by_full is not None, by_delta=by_delta, by_full=by_full)
 
@@ -129,13 +133,6 @@ def check_adapter(machine: Machine, client: RolloutClient, findings: Findings, f
     adapter = machine.folder / "adapter"
     added = write_adapter(adapter, state, ("q_proj", "v_proj", "down_proj"), seed=7, rank=RANK, scale=0.3)
     pushed = client.push_weights(adapter, kind="adapter")
-    version = str(client.policy.state().current)
-    played = play(client)
-    model = model_of(folder).to(machine.torch_device)
-    by_base = figures_of(differences(played, {version: model})[version])
-    load(model, merged(state, added))
-    by_merged = figures_of(differences(played, {version: model})[version])
+    by_base, by_merged = figures_by(machine, client, folder, merged(state, added))
     held = by_merged["mean"] <= MEAN_TOLERANCE < by_base["mean"]
-    findings.add(
-        "an adapter", held, **by_merged, mean_without=by_base["mean"], push_s=round(pushed.push_s, 3), **costs(pushed)
-    )
+    findings.add("an adapter", held, **by_merged, mean_without=by_base["mean"], **costs(pushed))
