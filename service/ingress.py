@@ -5,7 +5,6 @@ Where Serve listens is asked of Serve itself, whoever started it: `serve run` re
 
 import asyncio
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, cast
 
 import ray
@@ -99,10 +98,8 @@ class Ingress:
 
 
 def _generator(settings: ServiceSettings, handle: Handle, metrics: RolloutMetrics | None) -> RemoteGenerator:
-    window_factor = settings.scheduling.window_factor
-    if metrics is None:
-        return RemoteGenerator(handle, window_factor)
-    return RemoteGenerator(handle, window_factor, partial(metrics.took, "queue"), metrics.generated)
+    scheduling, observer = settings.scheduling, metrics or UNOBSERVED
+    return RemoteGenerator(handle, scheduling.window_factor, scheduling.idle_program_s, observer)
 
 
 async def _describe_tasks(tasks: Iterable[Environment]) -> None:

@@ -156,6 +156,10 @@ class _Scheduling(StrictSettings):
     """How many generations one replica may have at once, in multiples of its engine's `max_num_seqs`; further ones wait
     in the ingress, in turn from all requests. With null each generation is sent at once and waits in the engine: then
     one large request delays all others, which is of use for comparison only."""
+    idle_program_s: float | None = Field(default=20, gt=0)
+    """How long a rollout of several turns that waits for its tool keeps its place in a KV cache, in seconds, while
+    others need the place; one that has lost it waits for another when it comes back. With null no rollout keeps a
+    place: each that comes back takes the place of those that wait for their tools."""
 
 
 class TrainersSettings(StrictSettings):

@@ -265,6 +265,7 @@ class VLLMEngine(Engine):
             transfer_backend=None if config.weight_transfer_config is None else config.weight_transfer_config.backend,
             max_num_seqs=config.scheduler_config.max_num_seqs,
             kv_cache_size_tokens=config.cache_config.kv_cache_size_tokens,
+            kv_block_tokens=config.cache_config.block_size,
             max_loras=None if config.lora_config is None else config.lora_config.max_loras,
             max_lora_rank=0 if config.lora_config is None else config.lora_config.max_lora_rank,
             max_logprobs=None if model.max_logprobs == ALL_LOGPROBS else model.max_logprobs,

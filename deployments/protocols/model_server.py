@@ -81,6 +81,10 @@ class ServedTokens:
     prompt: int = 0
     """In a session those that it did not have."""
     generated: int = 0
+    context: int = 0
+    """All tokens of the prompt."""
+    cached: int = 0
+    """Those of the prompt that the engine found in its prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ class GeneratorDescription:
     """Generations that the engine runs at once; further ones wait in it. `None`: unknown."""
     kv_cache_size_tokens: int | None = None
     """Tokens that its KV cache holds. `None`: unknown, or without bound."""
+    kv_block_tokens: int = 1
+    """Tokens of one block of its KV cache: its prefix cache has whole blocks."""
     max_loras: int | None = None
     """Different adapters that one batch of the engine holds; it passes over the generations of others. `None`: no
     bound, or no adapters."""

@@ -80,6 +80,10 @@ class HttpMetricsMiddleware:
 SNAPSHOT_EVERY_S = 1.0
 """Ray's shortest interval of exports. Its exporter forgets a gauge that was not set for two of its intervals."""
 SLEEP_S = 0.1
+_PROGRAMS = {
+    "kept": "Rollouts of several turns that are idle and keep a place in a KV cache.",
+    "parked": "Generations of rollouts of several turns that wait for a place in a KV cache.",
+}
 GAPS = [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1, 5]
 
 
@@ -96,6 +100,10 @@ class IngressGauges:
             "rollout_waiting_by_priority",
             description="Generations that wait for their turn, by the priority of their request.",
             tag_keys=("priority",),
+        )
+        self._kept, self._parked = (
+            Gauge(f"rollout_{state}_programs", description=description, tag_keys=("generator",))
+            for state, description in _PROGRAMS.items()
         )
         self._version = Gauge("rollout_policy_version", description="Current version.", tag_keys=("policy",))
         self._age = Gauge(
@@ -128,6 +136,9 @@ class IngressGauges:
         # Of each priority, also those for which none waits.
         for priority, waiting in counts_by_priority(self._generator.waiting_by_weight).items():
             self._waiting_by_priority.set(waiting, {"priority": priority})
+        for generator, (kept, parked) in self._generator.programs().items():
+            self._kept.set(kept, {"generator": generator})
+            self._parked.set(parked, {"generator": generator})
         for policy, version in self._policy.known_versions.items():
             if self._seen.get(policy, (None,))[0] != version:
                 self._seen[policy] = version, now_s

@@ -45,6 +45,11 @@ class RolloutMetrics(RolloutObserver):
             "Tokens of generations and calls that have ended, by the priority of their request.",
             ("priority",),
         )
+        self._recomputed_tokens = SummedCounter(
+            "rollout_recomputed_tokens_total",
+            "Prompt tokens that an engine computed although an earlier turn of the rollout had, in whole blocks.",
+            ("generator",),
+        )
         self._failed_calls = SummedCounter(
             "rollout_failed_calls_total",
             "Generations, steps and runs of agents that failed; most were made again.",
@@ -93,8 +98,10 @@ class RolloutMetrics(RolloutObserver):
         self._work.observe(seconds, work)
 
     def generated(self, weight: float, tokens: int) -> None:
-        """Counts the tokens of a generation; `weight` is that of its request's priority."""
         self._tokens_by_priority.add(tokens, priority_name(weight))
+
+    def recomputed(self, generator: str, tokens: int) -> None:
+        self._recomputed_tokens.add(tokens, generator)
 
     def ended(self, result: SampleResult, staleness: int | None) -> None:
         task_name, metrics = result.task_name, result.metrics

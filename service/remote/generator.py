@@ -1,6 +1,7 @@
 """The `Generator` port over Serve handles. Server half: `deployments/generation/generator_replica_base.py`."""
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from contextvars import Context
@@ -31,6 +32,7 @@ from deployments.rpc.batching import BatchResults, CallBatcher, bytes_of_generat
 from deployments.rpc.handle_calls import StoreClient, live_replicas_of
 from deployments.upstream.ray_serve.own_replica import own_name
 from service.remote.replica_stream import ReplicaWatch, call_unless_gone, control_calls, streamed_calls
+from service.rollouts.progress import UNOBSERVED, RolloutObserver
 from service.rollouts.retries import pause_s
 from service.scheduling.fair_queue import as_check
 from service.scheduling.replicas import ScheduledGeneration
@@ -45,15 +47,9 @@ TRY_SUSPECTS_S = 5.0
 """Time after which a generation tries a replica again that keeps failing: a fault may pass."""
 SERVE_RETRIES = 3
 """Retries of a call without any part of an answer, on another replica where there is one."""
-NOTHING_YET = Generation([], [], "abort")
+_NOTHING_YET = Generation([], [], "abort")
 """The result of a generation that was interrupted before it was sent."""
-GENERATOR_REPLICA = "The generator replica"
-
-
-OnWait = Callable[[float], None]
-"""Called with the seconds that a generation has waited for its turn."""
-OnTokens = Callable[[float, int], None]
-"""Called with the weight of a priority, and the tokens of a generation that has ended."""
+_GENERATOR_REPLICA = "The generator replica"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +78,19 @@ class RemoteGenerator(Generator, ModelServer):
         self,
         handle: DeploymentHandle[Any],
         window_factor: float | None = None,
-        on_wait: OnWait | None = None,
-        on_tokens: OnTokens | None = None,
+        idle_program_s: float | None = None,
+        observer: RolloutObserver = UNOBSERVED,
     ) -> None:
         """Knows no replica at first.
 
         Args:
             window_factor: that of `GenerationScheduler`.
+            idle_program_s: that of `scheduling`.
         """
         self._handle = handle
-        self._scheduler = GenerationScheduler(window_factor)
+        self._scheduler = GenerationScheduler(window_factor, keeps_places=idle_program_s is not None)
+        self._idle_program_s = math.inf if idle_program_s is None else idle_program_s
+        self._others_passed_at = monotonic()
         self._replicas: tuple[str, ...] = ()
         """The replicas that the scheduler knows."""
         self._looking_for_replicas: asyncio.TimerHandle | None = None
@@ -112,8 +111,7 @@ class RemoteGenerator(Generator, ModelServer):
         self._parts: dict[str, asyncio.Queue[ServedPart | None]] = {}
         """Parts of the answers to calls of model servers' APIs, by generation; `None` is the end."""
         self._caller = own_name()
-        self._on_wait = on_wait
-        self._on_tokens = on_tokens
+        self._observer = observer
         self._tasks = BackgroundTasks()
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -124,11 +122,10 @@ class RemoteGenerator(Generator, ModelServer):
         if not scheduled.has_started:
             await self._wait(scheduled)
             turn = monotonic()
-            if self._on_wait is not None:
-                self._on_wait(turn - began)
+            self._observer.took("queue", turn - began)
             if scheduled in self._interrupted:
                 self._interrupted.remove(scheduled)
-                return NOTHING_YET
+                return _NOTHING_YET
         if request.replica not in ("", scheduled.replica):
             self._end(scheduled, _End())
             raise GenerationLost(f"Generator replica {request.replica} takes no calls: it has ended, or is replaced.")
@@ -140,6 +137,8 @@ class RemoteGenerator(Generator, ModelServer):
             finally:
                 del self._running[request.rollout_id]
             end.new_tokens, end.failed = len(made.token_ids), made.failure is not None
+            if made.token_ids:
+                self._note_recomputed(scheduled, scheduled.prompt_tokens - 1, made.cached_tokens)
         return replace(
             made, replica=scheduled.replica, began_at=began_at, waited_s=turn - began, took_s=monotonic() - turn
         )
@@ -173,7 +172,11 @@ class RemoteGenerator(Generator, ModelServer):
             try:
                 while (part := await parts.get()) is not None:
                     yield part
-                end.new_tokens = (await answering).generated
+                tokens = await answering
+                end.new_tokens = tokens.generated
+                if tokens.generated:
+                    scheduled.prompt_tokens = tokens.context
+                    self._note_recomputed(scheduled, tokens.context - max(tokens.prompt, 1), tokens.cached)
             finally:
                 answering.cancel()
                 del self._parts[request.generation_id]
@@ -197,6 +200,10 @@ class RemoteGenerator(Generator, ModelServer):
     def waiting_generations(self) -> int:
         """The number of generations that wait for an engine."""
         return self._scheduler.waiting
+
+    def programs(self) -> Mapping[str, tuple[int, int]]:
+        """By replica, how many idle rollouts keep a place in its KV cache, and how many are parked and wait for one."""
+        return {replica: self._scheduler.programs_at(replica) for replica in self._replicas}
 
     @property
     def waiting_by_weight(self) -> Mapping[float, int]:
@@ -252,7 +259,7 @@ class RemoteGenerator(Generator, ModelServer):
     def take_out_of_service(self, replica: str, reason: str) -> None:
         tell = partial(self._handle.options(session_id=replica).take_out_of_service.remote, reason)
         not_done, log_fields = "The replica was not taken out of service", {"replica_id": replica}
-        self._tasks.start(call_unless_gone(tell, GenerationLost, GENERATOR_REPLICA, not_done, log_fields), Context())
+        self._tasks.start(call_unless_gone(tell, GenerationLost, _GENERATOR_REPLICA, not_done, log_fields), Context())
 
     async def _wait(self, scheduled: ScheduledGeneration) -> None:
         """Returns when the generation has started or was interrupted. Cancelling this takes it out of the queue."""
@@ -292,9 +299,13 @@ class RemoteGenerator(Generator, ModelServer):
         finally:
             self._end(scheduled, end)
 
+    def _note_recomputed(self, scheduled: ScheduledGeneration, had: int, cached: int) -> None:
+        if tokens := self._scheduler.recomputed(scheduled, had, cached):
+            self._observer.recomputed(scheduled.replica, tokens)
+
     def _end(self, scheduled: ScheduledGeneration, end: _End) -> None:
-        if self._on_tokens is not None and end.new_tokens:
-            self._on_tokens(scheduled.request.share.weight, end.new_tokens)
+        if end.new_tokens:
+            self._observer.generated(scheduled.request.share.weight, end.new_tokens)
         self._wake(self._scheduler.end(scheduled, end.new_tokens, replica_failed=end.failed))
         if end.failed and scheduled.replica not in self._failed:
             self._failed.add(scheduled.replica)
@@ -328,13 +339,16 @@ class RemoteGenerator(Generator, ModelServer):
     def _look_again(self) -> None:
         self._looking_for_replicas = None
         self._look_for_replicas()
+        if monotonic() - self._others_passed_at >= self._idle_program_s:
+            self._others_passed_at = monotonic()
+            self._wake(self._scheduler.let_others_pass())
         if self._turns:
             self._look_again_soon()
 
     def _client(self, replica: str = "") -> StoreClient:
         """The methods of this replica; of whichever Serve chooses, if it is empty."""
         handle = self._handle.options(session_id=replica) if replica else self._handle
-        return StoreClient(handle, GenerationLost, GENERATOR_REPLICA)
+        return StoreClient(handle, GenerationLost, _GENERATOR_REPLICA)
 
     def _calls_of(self, replica: str) -> _ReplicaCalls:
         if (calls := self._calls.get(replica)) is not None:
@@ -342,7 +356,7 @@ class RemoteGenerator(Generator, ModelServer):
         named = self._handle.options(session_id=replica)
         silence = self._silences.setdefault(replica, ReplicaWatch(LOST_AFTER_HEARTBEATS))
         streaming = named.options(stream=True)
-        failing = GenerationLost, GENERATOR_REPLICA, {"replica_id": replica or None}
+        failing = GenerationLost, _GENERATOR_REPLICA, {"replica_id": replica or None}
         abort = control_calls(named.abort.remote, "aborted", *failing)
 
         def abandon(request: GenerationRequest) -> None:

@@ -28,7 +28,7 @@ class RemotePolicy(VersionFeed):
 
     Args:
         follows_folder: whether the store takes versions from a folder.
-        on_rolling: called when a replica has changed in a rolling activation, and with `None` at the end of one.
+        on_rolling: called when a replica has changed in a rolling activation, and with `None` when all have.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class RemotePolicy(VersionFeed):
         if before is not None and told.is_older_than(before):
             return
         self._known = told
-        if told.rolling != (None if before is None else before.rolling):
+        rolling_before = None if before is None else before.rolling
+        if told.rolling != rolling_before or (known_before and told.versions != known_before):
             self._on_rolling(told.rolling)
         for name in known_before.keys() | told.versions.keys():
             if (version := told.versions.get(name)) != known_before.get(name):

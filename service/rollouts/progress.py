@@ -36,6 +36,12 @@ class RolloutObserver:
     def took(self, work: Work, seconds: float) -> None:
         """Records work that has ended after so many seconds."""
 
+    def generated(self, weight: float, tokens: int) -> None:
+        """Records the tokens of a generation that has ended; `weight` is that of its request's priority."""
+
+    def recomputed(self, generator: str, tokens: int) -> None:
+        """Records prompt tokens that a replica has computed although an earlier turn of the rollout had."""
+
     def ended(self, result: SampleResult, staleness: int | None) -> None:
         """Records the end of a rollout, once for each, when it is delivered.
 

@@ -1,4 +1,8 @@
-"""Replica affinity: the turns of a rollout go to the replica that has its prefix cached. No I/O, no Ray."""
+"""Replica affinity: the turns of a rollout go to the replica that has its prefix cached. No I/O, no clock, no Ray.
+
+A rollout that may play a further turn leases the tokens of its prefix in the KV cache of its replica, from the end of
+a generation to the start of the next one. One whose lease has ended before is parked: its prefix counts as lost.
+"""
 
 import random
 from collections import Counter
@@ -12,7 +16,7 @@ A group that stays together has its prompt computed once, but a large group must
 NO_LOAD: Mapping[str, int] = {}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Assignment:
     """The replica of one rollout, `None` while it has none. The `avoided` replica failed its last call."""
 
@@ -23,6 +27,10 @@ class Assignment:
     """Tokens of the rollout that the replica has computed already: those of its last turn, or its group's prompt."""
     shared_tokens: int = 0
     """Tokens at the beginning of its prompt that another rollout of its group holds in the KV cache of the replica."""
+    leased_tokens: int = 0
+    """Tokens of the KV cache of the replica that are kept for its next turn; 0 while it generates or is parked."""
+    computed_tokens: int = 0
+    """Tokens of its last turn, wherever they were computed; 0 before the end of its first one."""
 
 
 class ReplicaAffinity:
@@ -41,6 +49,12 @@ class ReplicaAffinity:
         """The replica on which a group began last, and the length of the prompt with which it began there."""
         self._group_sizes: Counter[str] = Counter()
         self._load: Counter[str] = Counter()
+        self.leased: Counter[str] = Counter()
+        """Tokens of all leases by replica."""
+        self._idle: dict[str, dict[Assignment, int]] = {}
+        """By replica, the rollouts with a lease that do not wait, the longest idle one first, each with the number of
+        `note_time` since when."""
+        self._times = 0
 
     def assignment_of(
         self,
@@ -92,6 +106,56 @@ class ReplicaAffinity:
             del self._group_sizes[assignment.group]
             self._group_replicas.pop(assignment.group, None)
 
+    def lease(self, assignment: Assignment, tokens: int | None = None) -> None:
+        """Keeps so many tokens for the next turn of a rollout that is idle now; as many as before without a number."""
+        tokens = assignment.leased_tokens if tokens is None else tokens
+        self.end_lease(assignment)
+        if assignment.replica is not None and tokens > 0:
+            assignment.leased_tokens = tokens
+            self.leased[assignment.replica] += tokens
+            self._idle.setdefault(assignment.replica, {})[assignment] = self._times
+
+    def end_idleness(self, assignment: Assignment) -> None:
+        """Its next turn waits: it is not parked any more."""
+        if assignment.replica in self._idle:
+            self._idle[assignment.replica].pop(assignment, None)
+            if not self._idle[assignment.replica]:
+                del self._idle[assignment.replica]
+
+    def end_lease(self, assignment: Assignment) -> None:
+        """Its next turn starts, or never comes. Ignored without a lease."""
+        self.end_idleness(assignment)
+        if assignment.replica is not None and assignment.leased_tokens:
+            self.leased[assignment.replica] -= assignment.leased_tokens
+            assignment.leased_tokens = 0
+
+    def park(self, replica: str, idle_times: int = 0) -> bool:
+        """Ends the lease of the rollout that is idle longest. Returns whether there was one.
+
+        Args:
+            idle_times: it must have been idle for so many `note_time`.
+        """
+        longest = next(iter(self._idle.get(replica, ())), None)
+        if longest is None or self._times - self._idle[replica][longest] < idle_times:
+            return False
+        self.end_lease(longest)
+        longest.cached_tokens = longest.shared_tokens
+        return True
+
+    def idle_at(self, replica: str) -> int:
+        """How many rollouts have a lease there and do not wait."""
+        return len(self._idle.get(replica, ()))
+
+    def note_time(self) -> None:
+        self._times += 1
+
+    def end_leases(self, replicas: Collection[str]) -> None:
+        """Ends all leases of these replicas, whose caches are lost."""
+        for assignment in self._assignments.values() if replicas else ():
+            if assignment.replica in replicas:
+                self.end_lease(assignment)
+                assignment.cached_tokens = assignment.shared_tokens = 0
+
     def _assign(
         self, assignment: Assignment, replicas: Collection[str], prompt_tokens: int, load_of_others: Mapping[str, int]
     ) -> None:
@@ -110,6 +174,7 @@ class ReplicaAffinity:
         self._load[replica] += 1
 
     def _unassign(self, assignment: Assignment) -> None:
+        self.end_lease(assignment)
         assignment.cached_tokens = assignment.shared_tokens = 0
         if assignment.replica is None:
             return

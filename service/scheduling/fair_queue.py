@@ -245,9 +245,9 @@ class FairQueue(Generic[Item, Name]):
         """The lane in which most items wait; `None` if none waits."""
         return max(self._lanes, key=lambda lane: self._lanes[lane].size, default=None)
 
-    def first_of(self, lane: Name) -> Item | None:
-        """The item that is next in the lane; `None` if none waits there."""
-        flow = self._first_flow(lane)
+    def first_of(self, lane: Name, flow: Flow[Item, Name] | None = None) -> Item | None:
+        """The item that is next in the lane; `None` if none waits there. Args: `flow` is the one that is next."""
+        flow = flow or self._first_flow(lane)
         if flow is None:
             return None
         return flow.waiting[lane].first() if flow.parts is None else flow.parts.first_of(lane)

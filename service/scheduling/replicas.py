@@ -5,23 +5,30 @@ and which of them is next there: one of the flow with the lowest virtual time (`
 may start there. A flow whose policy may not start, because the engine holds no more adapters, falls behind those that
 go on; when it is behind by more than a turn, they wait until the generations of one policy have ended.
 
-`ScheduledGeneration` is one that waits or has started, `RequestState` the request that it is of.
+`ScheduledGeneration` is one that waits or has started, `RequestState` the request that it is of, of `KnownRequests`.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from operator import itemgetter
 from weakref import WeakValueDictionary
 
-from deployments.protocols.generation import GenerationRequest
+from deployments.protocols.generation import GenerationRequest, RequestShare
 from deployments.protocols.model_server import ServedRequest
 from deployments.protocols.weight_versions import RollingActivation
 from service.scheduling.affinity import Assignment
 from service.scheduling.fair_queue import FairQueue, Flow
 from service.scheduling.window import EngineCapacity, ReplicaWindow
 
+_USUAL_BATCH = 256
 PREFILL_COST = 0.1
 """Cost of computing a prompt token, in generated tokens: engines compute about ten times as many prompt tokens a
 second."""
+FIRST_EXPECTED_TOKENS = 1024.0
+"""Expected length until the first generations have ended. Too long on purpose: an engine that gets too many
+generations runs out of KV cache."""
+LEARNING_RATE = 1 / 16
+"""Weight of the latest generation in the moving mean of lengths."""
 UNKNOWN_REPLICA = ""
 """Stands for whichever replica Serve chooses, while none is known."""
 SUSPECT_LOAD = 1_000_000
@@ -42,6 +49,8 @@ class RequestState:
     """Mean length of its generations."""
     rollouts: int = 0
     """The number of rollouts that are not released."""
+    plays_turns: bool = False
+    """Whether one of its rollouts has come back for a further turn."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,13 +70,21 @@ class ScheduledGeneration:
     """The replica where it waits or runs."""
     window: ReplicaWindow | None = None
     """The window in which it counts; `None` until it starts and after it has ended."""
+    prompt_tokens: int = 0
+    """Length of its prompt; of a call estimated, until it has ended."""
     virtual_time: int = 0
     """The virtual time that the engine gets."""
+    needs_place: bool = False
+    """Whether it starts only where the KV cache has room beside the leases of others: it is a turn of several, and has
+    no lease."""
+    has_place: bool = False
+    """Whether it has started from a lease, or as one that needs a place: a lease follows it."""
 
     @classmethod
     def of(cls, request: GenerationRequest, of_request: RequestState, assignment: Assignment) -> "ScheduledGeneration":
         sequences = request.choices if isinstance(request, ServedRequest) else 1
-        return cls(request, of_request, assignment, sequences=sequences)
+        prompt_tokens = len(request.prompt_token_ids)
+        return cls(request, of_request, assignment, sequences=sequences, prompt_tokens=prompt_tokens)
 
     @property
     def has_started(self) -> bool:
@@ -77,68 +94,159 @@ class ScheduledGeneration:
         """Whether it may try a suspect replica: its rollout was not lost there last, and it names no other one."""
         return self.assignment.avoided != replica and self.request.replica in ("", replica)
 
+    def recomputed(self, had: int, cached: int, block_tokens: int) -> int:
+        """How many tokens of its prompt the engine has computed although an earlier turn had, in whole blocks.
+
+        Args:
+            had: tokens at the beginning of its prompt that were part of its rollout before.
+            cached: those that the engine found in its prefix cache.
+            block_tokens: of one block of that cache.
+        """
+        known = min(self.assignment.computed_tokens - 1, had)
+        return max(known // block_tokens * block_tokens - cached, 0)
+
     def estimate(self) -> None:
         """Sets its cost and its tokens in the KV cache, on the replica to which it is assigned now."""
-        prompt_tokens = len(self.request.prompt_token_ids)
+        self.needs_place = self.of_request.plays_turns and not self.assignment.leased_tokens
         new_tokens = self.sequences * min(self.of_request.expected_tokens, self.request.max_new_tokens)
-        self.cost = new_tokens + PREFILL_COST * max(prompt_tokens - self.assignment.cached_tokens, 0)
-        self.kv_tokens = new_tokens + prompt_tokens - self.assignment.shared_tokens
+        self.cost = new_tokens + PREFILL_COST * max(self.prompt_tokens - self.assignment.cached_tokens, 0)
+        self.kv_tokens = new_tokens + self.prompt_tokens - self.assignment.shared_tokens
 
 
-RequestFlow = Flow[ScheduledGeneration, tuple[str, str | None]]
+ReplicaLane = tuple[str, str | None, bool]
+"""A replica, the policy that its generations name, and whether they need a place there."""
+RequestFlow = Flow[ScheduledGeneration, ReplicaLane]
 
-ReplicaLane = tuple[str, str | None]
-"""A replica and the policy that its generations name."""
+
+def _is_behind(flow: RequestFlow, virtual_time: float, turn: float) -> bool:
+    """Whether the flow is further behind than by `turn`, which is meant for the weight 1."""
+    return virtual_time - flow.virtual_time > turn / flow.weight
 
 
 class ReplicaQueues(FairQueue[ScheduledGeneration, ReplicaLane]):
-    """One lane for each replica and policy."""
+    """Two lanes for each replica and policy."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._policies: dict[str, dict[str | None, int]] = {}
-        """By replica, how many sequences of each policy wait there."""
+        self._lanes_at: dict[str, dict[ReplicaLane, int]] = {}
+        """By replica, how many sequences wait in each of its lanes."""
 
     def wait(self, generation: ScheduledGeneration, replica: str, rank: int) -> None:
-        policy = generation.request.policy
+        lane = replica, generation.request.policy, generation.needs_place
         of_request = generation.of_request
-        self.add(generation, (replica, policy), of_request.flow, rank, of_request.part)
-        policies = self._policies.setdefault(replica, {})
-        policies[policy] = policies.get(policy, 0) + generation.sequences
+        # Those that need a place come in the order in which they began to wait.
+        rank = min(rank, 1) if generation.needs_place else rank
+        self.add(generation, lane, of_request.flow, rank, of_request.part)
+        lanes = self._lanes_at.setdefault(replica, {})
+        lanes[lane] = lanes.get(lane, 0) + generation.sequences
 
     def remove(self, item: ScheduledGeneration) -> None:
         """Takes out a generation that does not start where it waits. Raises `KeyError` if it does not wait."""
         super().remove(item)
-        replica, policy = item.replica, item.request.policy
-        policies = self._policies[replica]
-        policies[policy] -= item.sequences
-        if not policies[policy]:
-            del policies[policy]
-        if not policies:
-            del self._policies[replica]
+        lanes, lane = self._lanes_at[item.replica], (item.replica, item.request.policy, item.needs_place)
+        lanes[lane] -= item.sequences
+        if not lanes[lane]:
+            del lanes[lane]
+        if not lanes:
+            del self._lanes_at[item.replica]
 
-    def size_at(self, replica: str) -> int:
-        """The number of sequences that wait for the replica: the choices of a call each count."""
-        return sum(self._policies[replica].values()) if replica in self._policies else 0
-
-    def items_at(self, replica: str) -> list[ScheduledGeneration]:
-        """All that wait for the replica, the oldest first within each policy."""
-        return [item for policy in self._policies.get(replica, ()) for item in self.items_of((replica, policy))]
-
-    def next_at(self, replica: str, window: ReplicaWindow, turn: float) -> ScheduledGeneration | None:
-        """The generation that is next on the replica; `None` if none waits there that may start.
+    def size_at(self, replica: str, needs_place: bool | None = None) -> int:
+        """The number of sequences that wait for the replica: the choices of a call each count.
 
         Args:
-            turn: how far others may get ahead of a flow whose policy may not start, in virtual time at weight 1.
+            needs_place: counts those alone that need a place, or that need none.
         """
-        flows = {policy: self.first_flow_of((replica, policy)) for policy in self._policies.get(replica, ())}
-        blocked = [flow for policy, flow in flows.items() if not window.may_start(policy)]
-        able = [policy for policy in flows if window.may_start(policy)]
-        for policy in sorted(able, key=lambda policy: flows[policy].virtual_time):
-            ahead = flows[policy].virtual_time
-            if policy is None or all(ahead - flow.virtual_time <= turn / flow.weight for flow in blocked):
-                return self.first_of((replica, policy))
+        size = 0
+        for lane, waiting in self._lanes_at.get(replica, {}).items():
+            if needs_place is None or lane[2] == needs_place:
+                size += waiting
+        return size
+
+    def items_at(self, replica: str) -> list[ScheduledGeneration]:
+        """All that wait for the replica, the oldest first within each lane."""
+        return [item for lane in self._lanes_at.get(replica, ()) for item in self.items_of(lane)]
+
+    def next_at(self, replica: str, window: ReplicaWindow, leased: float, turn: float) -> ScheduledGeneration | None:
+        """The generation that is next on the replica; `None` if none waits there that may start.
+
+        Of one flow those with a lease come first, then those that need a place and have it, then others.
+
+        Args:
+            leased: tokens of all leases there.
+            turn: how far others may get ahead of a flow whose policy may not start, in virtual time at weight 1. A flow
+                that is as far behind and needs a place does not wait for it.
+        """
+        waiting: list[tuple[float, bool, bool, ScheduledGeneration]] = []
+        blocked: list[RequestFlow] = []
+        placeless: list[tuple[RequestFlow, ScheduledGeneration]] = []
+        for lane in self._lanes_at.get(replica, ()):
+            flow = self.first_flow_of(lane)
+            item = self.first_of(lane, flow)
+            if item is None or not window.may_start(lane[1]):
+                blocked.append(flow)
+            elif item.needs_place and not window.has_place(item.kv_tokens, leased):
+                placeless.append((flow, item))
+            else:
+                waiting.append((flow.virtual_time, not item.assignment.leased_tokens, not item.needs_place, item))
+        if len(waiting) > 1:
+            waiting.sort(key=itemgetter(0, 1, 2))
+        for ahead, _, _, item in waiting:
+            if item.request.policy is None or not any(_is_behind(flow, ahead, turn) for flow in blocked):
+                return next((other for flow, other in placeless if _is_behind(flow, ahead, turn)), item)
         return None
+
+
+class KnownRequests:
+    """The requests with rollouts that are not released, and how long their generations are."""
+
+    def __init__(self, queue: ReplicaQueues) -> None:
+        """Knows no request, and expects `FIRST_EXPECTED_TOKENS`; the flows of requests are in `queue`."""
+        self._queue = queue
+        self.mean_tokens = FIRST_EXPECTED_TOKENS
+        """Moving mean of the lengths of all generations."""
+        self._by_id: dict[str, RequestState] = {}
+        self._of_rollout: dict[str, RequestState] = {}
+
+    def of(self, request: GenerationRequest) -> RequestState:
+        """The request of this generation. Its rollout becomes known, until it is released."""
+        of_request = self._of_rollout.get(request.rollout_id)
+        if of_request is None:
+            share = request.share
+            of_request = self._by_id.get(share.id)
+            if of_request is None:
+                flow, part = self._flow_of(share)
+                of_request = self._by_id[share.id] = RequestState(share.id, flow, part, self.mean_tokens)
+            of_request.rollouts += 1
+            self._of_rollout[request.rollout_id] = of_request
+        return of_request
+
+    def release(self, rollout_id: str) -> None:
+        """Forgets a rollout that has no further generation. Ignores unknown ids."""
+        of_request = self._of_rollout.pop(rollout_id, None)
+        if of_request is None:
+            return
+        of_request.rollouts -= 1
+        if not of_request.rollouts:
+            self._queue.forget(of_request.flow, of_request.part)
+            del self._by_id[of_request.id]
+
+    def note_turns(self, of_request: RequestState) -> list[ScheduledGeneration]:
+        """Records that its rollouts play several turns. Returns those that wait, the first time."""
+        knew, of_request.plays_turns = of_request.plays_turns, True
+        is_alone = knew or of_request.rollouts == 1
+        return [] if is_alone else [each for each in self._queue if each.of_request is of_request]
+
+    def learn(self, of_request: RequestState, tokens: float) -> None:
+        """Records the length of a generation that has ended."""
+        of_request.expected_tokens += LEARNING_RATE * (tokens - of_request.expected_tokens)
+        self.mean_tokens += LEARNING_RATE * (tokens - self.mean_tokens)
+
+    def _flow_of(self, share: RequestShare) -> tuple[RequestFlow, RequestFlow | None]:
+        """The flow of a request, and the part of it that the request is."""
+        if share.key is None:
+            return self._queue.flow(share.id, share.weight), None
+        flow = self._queue.flow(f"key {share.key}", share.key_weight)
+        return flow, self._queue.part(flow, share.id, share.weight)
 
 
 class ReplicaSet:
@@ -154,6 +262,11 @@ class ReplicaSet:
         """Generations that count as load of a replica beside those of this ingress."""
         self.rolling: RollingActivation | None = None
         """Which replicas have which version, while they change one by one."""
+
+    @property
+    def largest_batch(self) -> float:
+        """How many generations an engine runs at once; `_USUAL_BATCH` where it runs more, or does not say."""
+        return min(self.capacity.sequences, _USUAL_BATCH)
 
     @property
     def are_all_suspect(self) -> bool:

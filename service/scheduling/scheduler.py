@@ -4,6 +4,11 @@ Generations wait here and not in the engines: a replica gets those that fill its
 requests (`fair_queue.py`), and a rollout goes to the replica that has its prefix cached (`affinity.py`) unless the wait
 there costs more than computing the prefix again elsewhere.
 
+Rollouts of several turns are admitted to a KV cache as programs: one that is idle, because its tool runs, keeps its
+prefix there by a lease. Where a generation that starts leaves no room for all leases, the rollout that is idle longest
+is parked; when it comes back, it waits until it fits beside the leases of others. A request whose rollouts have played
+no second turn waits for no lease.
+
 Guarantees: each generation that was submitted starts exactly once, unless it is cancelled before; no replica has more
 generations than its window holds, but for the choices of one call beyond half of it; no generation waits for one
 replica while another has room for it and moving costs less than waiting.
@@ -14,31 +19,24 @@ import random
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from deployments.protocols.generation import GenerationRequest, RequestShare, ScoringRequest
+from deployments.protocols.generation import GenerationRequest, ScoringRequest
 from deployments.protocols.replicas import ReplicaLoad
 from deployments.protocols.weight_versions import RollingActivation
 from service.scheduling.affinity import Assignment, ReplicaAffinity
 from service.scheduling.replicas import (
     PREFILL_COST,
+    KnownRequests,
     ReplicaQueues,
     ReplicaSet,
-    RequestFlow,
-    RequestState,
     ScheduledGeneration,
 )
 from service.scheduling.window import EngineCapacity, ReplicaWindow
 
-FIRST_EXPECTED_TOKENS = 1024.0
-"""Expected length until the first generations have ended. Too long on purpose: an engine that gets too many
-generations runs out of KV cache."""
-LEARNING_RATE = 1 / 16
-"""Weight of the latest generation in the moving mean of lengths."""
-HIGHEST_RANK = 31
+_HIGHEST_RANK = 31
 """Later turns have this rank too, because the queue searches the ranks of a request one by one."""
-TURN_BATCHES = 2
-"""At the end of a turn the engine's batch runs empty, for as long as its longest generation takes."""
-LARGEST_BATCH = 256
-"""Assumed batch of an engine that does not say how large its batch is."""
+_TURN_BATCHES = 2
+"""For about so many batches the policies that a replica runs may go on while another one waits. At the end of a turn
+the engine's batch runs empty, for as long as its longest generation takes."""
 Started = Sequence[ScheduledGeneration]
 """Generations that had waited and are to be sent now."""
 
@@ -46,24 +44,23 @@ Started = Sequence[ScheduledGeneration]
 class GenerationScheduler:
     """The generations of one ingress replica. The caller sends each one when it starts, and reports its end."""
 
-    def __init__(self, window_factor: float | None, choose: random.Random | None = None) -> None:
+    def __init__(
+        self, window_factor: float | None, choose: random.Random | None = None, keeps_places: bool = True
+    ) -> None:
         """Begins without replicas.
 
         Args:
             window_factor: the window of a replica in multiples of its engine's batch; `None` lets each generation start
                 at once, on the replica of its rollout.
             choose: breaks ties between replicas.
+            keeps_places: whether idle rollouts keep leases.
         """
+        self._keeps_places = keeps_places and window_factor is not None
         self._window_factor = window_factor
         self._replicas = ReplicaSet(window_factor)
         self._queue = ReplicaQueues()
         self._affinity = ReplicaAffinity(choose)
-        self._mean_tokens = FIRST_EXPECTED_TOKENS
-        """Moving mean of the lengths of all generations."""
-        self._requests: dict[str, RequestState] = {}
-        """By id; a request is known until its last rollout is released."""
-        self._request_of: dict[str, RequestState] = {}
-        """By rollout."""
+        self._requests = KnownRequests(self._queue)
         self._free = self._replicas.windows.copy()
         """Replicas that can run a generation at once and have none waiting."""
         self._to_try: set[str] = set()
@@ -83,10 +80,20 @@ class GenerationScheduler:
         """How many of them need this replica: each choice of a call counts."""
         return self._queue.size_at(replica)
 
+    def programs_at(self, replica: str) -> tuple[int, int]:
+        """How many idle rollouts keep a place in its KV cache, and how many are parked and wait for one."""
+        return self._affinity.idle_at(replica), self._queue.size_at(replica, needs_place=True)
+
     def submit(self, request: GenerationRequest) -> ScheduledGeneration:
         """Starts the generation, or lets it wait."""
-        of_request = self._request_of.get(request.rollout_id) or self._add_rollout(request)
+        of_request = self._requests.of(request)
         generation = ScheduledGeneration.of(request, of_request, self._assign(request))
+        if generation.assignment.computed_tokens:
+            self._affinity.end_idleness(generation.assignment)
+            # Those of the request that wait for their first turn need a place from now on.
+            for other in self._requests.note_turns(of_request) if self._keeps_places else ():
+                self._queue.remove(other)
+                self._wait(other, other.replica)
         tried = next((replica for replica in self._to_try if generation.may_try(replica)), None)
         if tried is not None:
             self._try(generation, tried)
@@ -134,12 +141,18 @@ class GenerationScheduler:
             window.note_failure()
         if self._replicas.windows.get(replica) is not window:
             return ()
+        if new_tokens is not None:
+            self._keep_place(generation)
         if replica_failed or replica in self._replicas.load_of_others:
             self._replicas.note_load(replica, window)
         moved = self._place_elsewhere(replica) if window.is_suspect else ()
         # One that was cancelled has not told whether the replica works.
         tries = () if replica_failed else self.let_try(replica)
         return [*moved, *tries, *self._fill(replica, window)]
+
+    def recomputed(self, generation: ScheduledGeneration, had: int, cached: int) -> int:
+        """`ScheduledGeneration.recomputed`, in whole blocks of the engines. Called before `end`."""
+        return generation.recomputed(had, cached, self._replicas.capacity.block_tokens)
 
     def leave_replica(self, rollout_id: str) -> None:
         """Lets the rollout's next generation go to another replica, if there is one. Ignores unknown ids."""
@@ -148,18 +161,13 @@ class GenerationScheduler:
     def cancel(self, generation: ScheduledGeneration) -> None:
         """Forgets a generation that waits."""
         self._queue.remove(generation)
+        self._affinity.lease(generation.assignment)
         self._note_free(generation.replica, self._replicas.windows[generation.replica])
 
     def release(self, rollout_id: str) -> None:
         """Forgets a rollout that has no further generation. Ignores unknown ids."""
         self._affinity.release(rollout_id)
-        of_request = self._request_of.pop(rollout_id, None)
-        if of_request is None:
-            return
-        of_request.rollouts -= 1
-        if not of_request.rollouts:
-            self._queue.forget(of_request.flow, of_request.part)
-            del self._requests[of_request.id]
+        self._requests.release(rollout_id)
 
     def observe(self, replica: str, load: ReplicaLoad, ended: int) -> Started:
         """Records the load that the replica has reported.
@@ -183,18 +191,32 @@ class GenerationScheduler:
         return self._fill_all()
 
     def set_rolling(self, rolling: RollingActivation | None) -> Started:
-        """Records which replicas have which version, while they change one by one.
+        """Records which replicas have which version, while they change one by one; `None`: all have the same.
 
-        Generations that wait for one whose version they do not accept any more wait for others.
+        The leases of those that have changed end: their caches hold nothing of use. Called also after updates in which
+        all change at once. Generations that wait for one whose version they do not accept any more wait for others.
         """
         replicas = self._replicas
+        before = frozenset() if replicas.rolling is None else replicas.rolling.replicas
+        changed = replicas.windows.keys() if rolling is None else rolling.replicas
+        self._affinity.end_leases(changed - before)
         replicas.rolling = rolling
         moved = self._place_again([each for each in self._queue if not replicas.admits(each.replica, each.request)])
         return moved + list(self._fill_all())
 
+    def let_others_pass(self) -> Started:
+        """Called once in a while: parks the rollouts that are idle since the call before, where others need a place."""
+        self._affinity.note_time()
+        started: list[ScheduledGeneration] = []
+        for replica, window in self._replicas.windows.items():
+            while self._queue.size_at(replica, needs_place=True) and self._affinity.park(replica, idle_times=2):
+                started += self._fill(replica, window)
+        return started
+
     def set_replicas(self, replicas: Collection[str]) -> Started:
         """Sets the replicas that take calls. Generations that wait for one that is gone wait for others."""
         gone = self._replicas.set_listed(replicas)
+        self._affinity.end_leases(gone)
         for replica in gone:
             self._free.pop(replica, None)
             self._to_try.discard(replica)
@@ -232,11 +254,15 @@ class GenerationScheduler:
         replica = generation.assignment.replica
         assert replica is not None
         window, policy = self._replicas.windows[replica], generation.request.policy
-        if self._free and not (window.has_free_sequence and window.may_start(policy)):
+        generation.estimate()
+        can_start = window.has_free_sequence and window.may_start(policy) and self._has_place(generation, replica)
+        if self._free and not can_start:
             able = (
                 name
                 for name, free in self._free.items()
-                if free.may_start(policy) and self._replicas.admits(name, generation.request)
+                if free.may_start(policy)
+                and self._replicas.admits(name, generation.request)
+                and self._has_place(generation, name)
             )
             other = min(able, key=lambda name: self._free[name].ongoing, default=None)
             if other is not None and self._pays(generation, replica, other):
@@ -244,7 +270,7 @@ class GenerationScheduler:
                 replica, window = other, self._replicas.windows[other]
         self._wait(generation, replica)
         has_room = window.has_room(generation.kv_tokens, generation.sequences)
-        if has_room and self._queue.next_at(replica, window, self._turn) is generation:
+        if has_room and self._next_at(replica, window) is generation:
             self._start(generation, window)
 
     def _try(self, generation: ScheduledGeneration, replica: str) -> None:
@@ -256,12 +282,26 @@ class GenerationScheduler:
     def _start(self, generation: ScheduledGeneration, window: ReplicaWindow) -> None:
         """Starts a generation that waits for this replica."""
         virtual_time = self._queue.start(generation, generation.cost)
+        generation.has_place = generation.needs_place or generation.assignment.leased_tokens > 0
+        self._affinity.end_lease(generation.assignment)
         window.add(generation.kv_tokens, generation.request.policy, generation.sequences)
         generation.window = window
         if self._window_factor is not None:
             generation.virtual_time = int(virtual_time)
-        self._to_try.discard(generation.replica)
-        self._note_free(generation.replica, window)
+        replica = generation.replica
+        while window.tokens_beside(self._affinity.leased[replica]) < 0 and self._affinity.park(replica):
+            pass
+        self._to_try.discard(replica)
+        self._note_free(replica, window)
+
+    def _next_at(self, replica: str, window: ReplicaWindow) -> ScheduledGeneration | None:
+        turn = self._replicas.largest_batch * self._requests.mean_tokens
+        return self._queue.next_at(replica, window, self._affinity.leased[replica], _TURN_BATCHES * turn)
+
+    def _has_place(self, generation: ScheduledGeneration, replica: str) -> bool:
+        if not generation.needs_place:
+            return True
+        return self._replicas.windows[replica].has_place(generation.kv_tokens, self._affinity.leased[replica])
 
     def _fill_all(self) -> Started:
         return [
@@ -272,10 +312,10 @@ class GenerationScheduler:
         """Starts generations that wait for this replica, then some that wait for others, while its window has room."""
         started: list[ScheduledGeneration] = []
         while self._queue:
-            generation = self._queue.next_at(replica, window, self._turn)
+            generation = self._next_at(replica, window)
             if (
                 generation is None
-                and not self._queue.size_at(replica)
+                and not self._queue.size_at(replica, needs_place=False)
                 and (generation := self._worth_moving_to(replica)) is not None
             ):
                 self._queue.remove(generation)
@@ -297,37 +337,34 @@ class GenerationScheduler:
         window = self._replicas.windows[replica]
         tokens = generation.kv_tokens + generation.assignment.shared_tokens
         has_room = window.has_room(tokens, generation.sequences)
-        can_start = has_room and window.may_start(generation.request.policy)
+        can_start = has_room and window.may_start(generation.request.policy) and self._has_place(generation, replica)
         can_start = can_start and self._replicas.admits(replica, generation.request)
         return generation if can_start and self._pays(generation, longest[0], replica) else None
 
     def _wait(self, generation: ScheduledGeneration, replica: str) -> None:
         generation.estimate()
         generation.replica = replica
-        self._queue.wait(generation, replica, min(generation.request.turn, HIGHEST_RANK))
+        self._queue.wait(generation, replica, min(generation.request.turn, _HIGHEST_RANK))
         self._free.pop(replica, None)
 
     def _pays(self, generation: ScheduledGeneration, replica: str, other: str) -> bool:
         """Whether the wait that `other` saves is longer than computing there what `replica` has cached."""
         policy = generation.request.policy
+        if not self._has_place(generation, replica):
+            return True
         saved = self._ahead(replica, policy) - self._ahead(other, policy)
-        wait_tokens = saved * self._mean_tokens / self._replicas.capacity.sequences
+        wait_tokens = saved * self._requests.mean_tokens / self._replicas.capacity.sequences
         return wait_tokens > PREFILL_COST * generation.assignment.cached_tokens
 
     def _ahead(self, replica: str, policy: str | None) -> float:
         """Generations that must end before one of this policy that comes last there can run."""
         window = self._replicas.windows[replica]
-        ongoing = window.ongoing + self._queue.size_at(replica)
+        ongoing = window.ongoing + self._queue.size_at(replica, needs_place=False)
         is_closed = window.is_suspect or not window.may_start(policy)
         return math.inf if is_closed else max(ongoing + 1 - self._replicas.capacity.sequences, 0)
 
-    @property
-    def _turn(self) -> float:
-        """How long the policies that a replica runs may go on while another one waits: about `TURN_BATCHES` batches."""
-        return TURN_BATCHES * min(self._replicas.capacity.sequences, LARGEST_BATCH) * self._mean_tokens
-
     def _note_free(self, replica: str, window: ReplicaWindow) -> None:
-        if window.has_free_sequence and not self._queue.size_at(replica):
+        if window.has_free_sequence and not self._queue.size_at(replica, needs_place=False):
             self._free[replica] = window
         else:
             self._free.pop(replica, None)
@@ -347,26 +384,16 @@ class GenerationScheduler:
         if isinstance(generation.request, ScoringRequest):
             # It generates nothing, and tells nothing about the length of generations.
             return
-        of_request, assignment = generation.of_request, generation.assignment
-        length = new_tokens / generation.sequences
-        of_request.expected_tokens += LEARNING_RATE * (length - of_request.expected_tokens)
-        self._mean_tokens += LEARNING_RATE * (length - self._mean_tokens)
+        assignment, length = generation.assignment, new_tokens / generation.sequences
+        self._requests.learn(generation.of_request, length)
+        assignment.computed_tokens = generation.prompt_tokens + round(length)
         if assignment.replica == generation.replica:
-            assignment.cached_tokens = len(generation.request.prompt_token_ids) + round(length)
+            assignment.cached_tokens = assignment.computed_tokens
 
-    def _add_rollout(self, request: GenerationRequest) -> RequestState:
-        share = request.share
-        of_request = self._requests.get(share.id)
-        if of_request is None:
-            flow, part = self._flow_of(share)
-            of_request = self._requests[share.id] = RequestState(share.id, flow, part, self._mean_tokens)
-        of_request.rollouts += 1
-        self._request_of[request.rollout_id] = of_request
-        return of_request
-
-    def _flow_of(self, share: RequestShare) -> tuple[RequestFlow, RequestFlow | None]:
-        """The flow of a request, and the part of it that the request is."""
-        if share.key is None:
-            return self._queue.flow(share.id, share.weight), None
-        flow = self._queue.flow(f"key {share.key}", share.key_weight)
-        return flow, self._queue.part(flow, share.id, share.weight)
+    def _keep_place(self, generation: ScheduledGeneration) -> None:
+        """Leases the place of a generation that has ended, unless it had none and others wait for one."""
+        assignment, replica = generation.assignment, generation.replica
+        if not self._keeps_places or assignment.replica != replica:
+            return
+        if generation.has_place or not self._queue.size_at(replica, needs_place=True):
+            self._affinity.lease(assignment, assignment.cached_tokens - assignment.shared_tokens)

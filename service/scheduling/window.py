@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
 
-LARGEST_PART = 1 / 2
+_LARGEST_PART = 1 / 2
 """Part of the window, in generations and in tokens: a call of several choices that takes more starts when this is free.
 """
+_LEAST_BUSY = 1 / 10
+"""Where fewer tokens run for each leased one, an engine idles for the sake of rollouts that wait for their tools."""
 SUSPECT_AFTER = 3
 """Failures of a replica without a success between them."""
 
@@ -28,6 +30,8 @@ class EngineCapacity:
     """Tokens that its KV cache holds."""
     adapters: float = math.inf
     """Different adapters that one batch of the engine holds."""
+    block_tokens: int = 1
+    """Tokens of one block of the KV cache."""
 
     @classmethod
     def of(cls, description: GeneratorDescription) -> "EngineCapacity":
@@ -35,6 +39,7 @@ class EngineCapacity:
             description.max_num_seqs or math.inf,
             description.kv_cache_size_tokens or math.inf,
             description.max_loras or math.inf,
+            description.kv_block_tokens,
         )
 
 
@@ -83,10 +88,24 @@ class ReplicaWindow:
             return True
         places: float = sequences
         if sequences > 1:
-            places = min(sequences, max(self._max_generations * LARGEST_PART, 1))
-            tokens = min(tokens, self._max_tokens * LARGEST_PART)
+            places = min(sequences, max(self._max_generations * _LARGEST_PART, 1))
+            tokens = min(tokens, self._max_tokens * _LARGEST_PART)
         has_tokens = self._tokens + tokens <= self._max_tokens
         return self.generations + places - 1 < self._max_generations and has_tokens
+
+    def tokens_beside(self, leased: float) -> float:
+        """How many tokens fit beside those that run and the `leased` ones of idle rollouts: below 0 if too many are.
+
+        Each ingress replica leases in its part of the cache.
+        """
+        return min(self._max_tokens, self._capacity.kv_tokens / self._ingresses) - self._tokens - leased
+
+    def has_place(self, tokens: float, leased: float) -> bool:
+        """Whether a generation that needs a place for `tokens` tokens beside the leases may start.
+
+        It does not wait where nothing is leased, or where next to nothing runs beside what is leased.
+        """
+        return not leased or self._tokens < _LEAST_BUSY * leased or tokens <= self.tokens_beside(leased)
 
     def may_start(self, policy: str | None) -> bool:
         """Whether the engine has, or can take, the adapter of this policy."""

@@ -60,6 +60,8 @@ class ServedCall:
     """The session's part of a call of a session."""
     prompts: dict[int, int] = field(default_factory=dict)
     """Number of tokens of each prompt, by the index of its first choice."""
+    cached_tokens: int = 0
+    """Tokens of its first prompt that the engine found in its prefix cache."""
     choices: dict[int, GeneratedChoice] = field(default_factory=dict)
     """By index in the answer."""
     has_begun: bool = False
@@ -82,8 +84,8 @@ class ServedCall:
     @property
     def tokens(self) -> ServedTokens:
         new = None if self.session is None else self.session.new_prompt_tokens
-        prompt = sum(self.prompts.values()) if new is None else new
-        return ServedTokens(prompt, sum(len(choice.token_ids) for choice in self.choices.values()))
+        context, generated = sum(self.prompts.values()), sum(len(each.token_ids) for each in self.choices.values())
+        return ServedTokens(context if new is None else new, generated, context, self.cached_tokens)
 
     def begin_prompt(self, choices: int) -> int:
         """The index of the first of so many choices of a prompt."""
@@ -141,6 +143,7 @@ class ServedCall:
             GenerationLost, GenerationRejected: in a session that includes columns, as `generation_of` raises them.
         """
         self.prompts[first] = len(output.prompt_token_ids or ())
+        self.cached_tokens = self.cached_tokens if first else output.num_cached_tokens or 0
         for completion in output.outputs:
             if not is_delta or first + completion.index not in self.choices:
                 self.choices[first + completion.index] = GeneratedChoice()

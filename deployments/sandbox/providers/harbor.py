@@ -44,7 +44,7 @@ REFUSALS = (ValueError, FileNotFoundError, ImportError, SandboxBuildFailedError)
 """Errors by which a backend refuses what it is asked to make: another try would fail alike."""
 
 
-class HarborProvider(RemoteProvider):
+class _HarborProvider(RemoteProvider):
     name = "harbor"
     has_network = True
 
@@ -144,7 +144,7 @@ class HarborProvider(RemoteProvider):
 class _HarborSandbox(RemoteSandbox):
     """One environment of a backend."""
 
-    def __init__(self, provider: HarborProvider, name: str, spec: SandboxSpec, environment: BaseEnvironment) -> None:
+    def __init__(self, provider: _HarborProvider, name: str, spec: SandboxSpec, environment: BaseEnvironment) -> None:
         super().__init__(provider, name, spec)
         self.environment = environment
         self._backend = environment.type()

@@ -117,10 +117,12 @@ def gauges_of(
     waiting: Mapping[float, int] = MappingProxyType({}),
     versions: Mapping[str, int] = MappingProxyType({}),
     kind: type[IngressGauges] = IngressGauges,
+    programs: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> IngressGauges:
     """Gauges of a replica with so many waiting generations by weight, and versions by policy."""
     admission: Any = SimpleNamespace(in_flight=Amounts())
     generator: Any = SimpleNamespace(waiting_generations=sum(waiting.values()), waiting_by_weight=waiting)
+    generator.programs = lambda: programs
     policy: Any = SimpleNamespace(known_versions=versions)
     return kind(admission, generator, policy)
 
@@ -133,6 +135,21 @@ def test_the_age_of_a_version_begins_when_it_is_first_seen(given: Given) -> None
         gauges.set(now_s)
     assert given["rollout_policy_age_seconds", ""] == [0.0, 5.0, 0.0, 7.0]
     assert given["rollout_policy_version", ""] == [1, 1, 2, 2]
+
+
+def test_kept_and_parked_programs_and_recomputed_tokens_are_told_by_generator(given: Given) -> None:
+    gauges_of(programs={"g1": (3, 0), "g2": (0, 5)}).set(1.0)
+    metrics = RolloutMetrics()
+    for generator, tokens in (("g1", 16), ("g2", 32), ("g1", 64)):
+        metrics.recomputed(generator, tokens)
+    assert {key: found for key, found in {**given, **flushed(metrics, given)}.items() if key[1] in ("g1", "g2")} == {
+        ("rollout_kept_programs", "g1"): [3],
+        ("rollout_kept_programs", "g2"): [0],
+        ("rollout_parked_programs", "g1"): [0],
+        ("rollout_parked_programs", "g2"): [5],
+        ("rollout_recomputed_tokens_total", "g1"): [80],
+        ("rollout_recomputed_tokens_total", "g2"): [32],
+    }
 
 
 def test_each_look_shows_the_queue_of_every_priority(given: Given) -> None:

@@ -16,7 +16,7 @@ from tests.service.scripted_http import DESCRIPTION, MAX_MODEL_LEN, VOCAB_SIZE, 
 
 tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
 DESCRIBED = (
-    *("max_num_seqs", "kv_cache_size_tokens", "max_loras", "max_lora_rank", "max_logprobs"),
+    *("max_num_seqs", "kv_cache_size_tokens", "kv_block_tokens", "max_loras", "max_lora_rank", "max_logprobs"),
     *("returns_experts", "takes_images", "is_batch_invariant", "drafts"),
 )
 

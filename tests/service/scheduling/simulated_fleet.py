@@ -33,6 +33,8 @@ class Batch:
     policy: str | None = None
     key: str | None = None
     key_weight: float = 1.0
+    tool_s: float = 0.0
+    """Mean time from a turn to the next one, beside `ROUND_TRIP_S`; drawn for each turn."""
 
 
 @dataclass(eq=False)
@@ -95,12 +97,14 @@ class Fleet:
         window_factor: float | None = 2.0,
         ingresses: int = 1,
         max_loras: float = math.inf,
+        kv_tokens: float = math.inf,
     ) -> None:
         self.now = 0.0
         self._timing = timing
-        self._capacity = EngineCapacity(timing.max_num_seqs, adapters=max_loras)
+        self._capacity = EngineCapacity(timing.max_num_seqs, kv_tokens, max_loras)
         self.schedulers = [GenerationScheduler(window_factor, random.Random(n)) for n in range(ingresses)]
         self.replicas: dict[str, Replica] = {}
+        self.draining: dict[str, Replica] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._draw = random.Random(7)
@@ -119,8 +123,24 @@ class Fleet:
     def scale(self, replicas: int) -> None:
         for number in range(len(self.replicas), replicas):
             self.replicas[f"r{number}"] = Replica(f"r{number}", self._timing, max_loras=self._capacity.adapters)
+        self.pass_on(lambda scheduler: scheduler.set_replicas(list(self.replicas)))
+
+    def replace(self, lost: str, new: str, dies: bool) -> None:
+        """Lists a new replica in place of one that takes no calls any more, and has died or runs its own to the end."""
+        self.replicas[new] = Replica(new, self._timing, max_loras=self._capacity.adapters)
+        gone = self.replicas.pop(lost)
+        self.pass_on(lambda scheduler: scheduler.set_replicas(list(self.replicas)))
+        if not dies:
+            self.draining[lost] = gone
+            return
+        for scheduled, ingress in gone.ingress_of.items():
+            length = self._lengths.pop(scheduled)
+            self._send(ingress, self.schedulers[ingress].end(scheduled, replica_failed=True))
+            self._submit(scheduled.request, ingress, length)
+
+    def pass_on(self, change: "Callable[[GenerationScheduler], object]") -> None:
         for ingress, scheduler in enumerate(self.schedulers):
-            self._send(ingress, scheduler.set_replicas(list(self.replicas)))
+            self._send(ingress, change(scheduler))
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time, next(self._numbers), action))
@@ -135,14 +155,15 @@ class Fleet:
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Until nothing happens any more, or `until`."""
         while not until():
-            ends = [(end, name) for name, one in self.replicas.items() if (end := one.engine.next_end) is not None]
+            engines = {**self.replicas, **self.draining}
+            ends = [(end, name) for name, one in engines.items() if (end := one.engine.next_end) is not None]
             next_end = min(ends, default=None)
             if self._events and (next_end is None or self._events[0][0] <= next_end[0]):
                 self.now, _, action = heapq.heappop(self._events)
                 action()
             elif next_end is not None:
                 self.now = next_end[0]
-                self._end(self.replicas[next_end[1]])
+                self._end(engines[next_end[1]])
             else:
                 return
 
@@ -194,7 +215,9 @@ class Fleet:
         self.turns_by_replica.append((self.now, replica))
         if int(turn) + 1 < batch.turns:
             tokens = len(request.prompt_token_ids) + length
-            self.at(self.now + ROUND_TRIP_S, lambda: self._play_turn(batch, int(number), int(turn) + 1, tokens))
+            pause = self._draw.expovariate(1 / batch.tool_s) if batch.tool_s else 0.0
+            later = self.now + ROUND_TRIP_S + pause
+            self.at(later, lambda: self._play_turn(batch, int(number), int(turn) + 1, tokens))
             return
         self.schedulers[batch.ingress].release(request.rollout_id)
         self._left[name] -= 1

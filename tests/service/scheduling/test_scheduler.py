@@ -14,8 +14,15 @@ from deployments.protocols.replicas import ReplicaLoad
 from deployments.protocols.weight_versions import RollingActivation
 from service.scheduling.affinity import Assignment
 from service.scheduling.fair_queue import Flow
-from service.scheduling.replicas import PREFILL_COST, UNKNOWN_REPLICA, RequestState, ScheduledGeneration
-from service.scheduling.scheduler import FIRST_EXPECTED_TOKENS, LEARNING_RATE, GenerationScheduler
+from service.scheduling.replicas import (
+    FIRST_EXPECTED_TOKENS,
+    LEARNING_RATE,
+    PREFILL_COST,
+    UNKNOWN_REPLICA,
+    RequestState,
+    ScheduledGeneration,
+)
+from service.scheduling.scheduler import GenerationScheduler
 from service.scheduling.window import SUSPECT_AFTER, EngineCapacity
 from tests.kept_objects import kept
 
@@ -321,10 +328,12 @@ class Scheduling(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = new_scheduler("0", "1")
+        self.scheduler = new_scheduler("0", "1", capacity=EngineCapacity(SEQUENCES, kv_tokens=300))
         self.replicas = ["0", "1"]
         self.waiting: list[ScheduledGeneration] = []
         self.running: list[ScheduledGeneration] = []
+        self.idle: list[ScheduledGeneration] = []
+        """The last turns of rollouts that may come back."""
         self.submitted = self.over = 0
 
     def submit(self, request: GenerationRequest) -> None:
@@ -346,14 +355,38 @@ class Scheduling(RuleBasedStateMachine):
         """Args: `new_tokens` are None if its replica fails."""
         ended = self.running.pop(pick % len(self.running))
         self.note(self.scheduler.end(ended, new_tokens, replica_failed=new_tokens is None))
-        self.finish(ended)
+        self.over += 1
+        self.idle.append(ended)
+
+    @precondition(lambda self: self.idle)
+    @rule(pick=st.integers(0), comes_back=st.booleans())
+    def after_its_tool(self, pick: int, comes_back: bool) -> None:
+        before = self.idle.pop(pick % len(self.idle)).request
+        if comes_back and not isinstance(before, ServedRequest):
+            prompt = range(len(before.prompt_token_ids) + 20)
+            self.submit(replace(before, prompt_token_ids=prompt, turn=before.turn + 1))
+        else:
+            self.scheduler.release(before.rollout_id)
+
+    @rule()
+    def let_others_pass(self) -> None:
+        self.note(self.scheduler.let_others_pass())
+
+    @rule()
+    def change_weights(self) -> None:
+        self.note(self.scheduler.set_rolling(None))
+        assert self.kept_at_all_replicas() == 0
+
+    def kept_at_all_replicas(self) -> int:
+        return sum(self.scheduler.programs_at(f"{number}")[0] for number in range(6))
 
     @precondition(lambda self: self.waiting)
     @rule(pick=st.integers(0))
     def cancel(self, pick: int) -> None:
         cancelled = self.waiting.pop(pick % len(self.waiting))
         self.scheduler.cancel(cancelled)
-        self.finish(cancelled)
+        self.over += 1
+        self.idle.append(cancelled)
 
     @rule(first=st.integers(0, 3), count=st.integers(1, 3))
     def scale(self, first: int, count: int) -> None:
@@ -375,9 +408,9 @@ class Scheduling(RuleBasedStateMachine):
             self.waiting.remove(scheduled)
             self.running.append(scheduled)
 
-    def finish(self, scheduled: ScheduledGeneration) -> None:
-        self.scheduler.release(scheduled.request.rollout_id)
-        self.over += 1
+    @invariant()
+    def no_more_places_are_kept_than_there_are_idle_rollouts(self) -> None:
+        assert self.kept_at_all_replicas() <= len(self.idle)
 
     @invariant()
     def nothing_is_lost_or_started_twice(self) -> None:
@@ -402,6 +435,9 @@ class Scheduling(RuleBasedStateMachine):
             self.nothing_is_lost_or_started_twice()
             self.no_window_is_exceeded()
         assert self.waiting == []
+        while self.idle:
+            self.after_its_tool(0, comes_back=False)
+        assert self.kept_at_all_replicas() == 0
 
 
 TestScheduling = Scheduling.TestCase
