@@ -36,7 +36,6 @@ GZIP_BODY = {"content-encoding": "gzip"}
 DISCONNECTED = 0
 DISCONNECT_AFTER_S = 4.0
 """The rollouts of the request are being played then."""
-SHOWN_STACKS = 10
 console = Console(stderr=True)
 
 
@@ -62,8 +61,6 @@ class Measured:
     answer_bytes: int
     seconds: float
     memory_mb: float
-    stacks: Mapping[str, float]
-    """Milliseconds of the longest gap by what was executed, if that was asked for."""
 
 
 PROMPT = "Add the numbers. " * 64
@@ -160,24 +157,23 @@ WARM_UP = (
 
 def main(
     only: Annotated[str, typer.Option(help="Measures the cases whose names contain this.")] = "",
-    stacks: Annotated[bool, typer.Option(help="Shows what was executed in the longest gap of each case.")] = False,
 ) -> None:
     with no_process_left():
-        measured = measure_all([case for case in CASES if only in case.name], stacks)
+        measured = measure_all([case for case in CASES if only in case.name])
     report(measured)
     typer.echo(json.dumps(figures(measured)))
 
 
-def measure_all(cases: Sequence[Case], with_stacks: bool = False) -> dict[str, Measured]:
-    with serving(with_stacks) as (url, server):
+def measure_all(cases: Sequence[Case]) -> dict[str, Measured]:
+    with serving() as (url, server):
         return asyncio.run(measure_at(url, server, cases))
 
 
 @contextmanager
-def serving(with_stacks: bool) -> Iterator[tuple[str, psutil.Process]]:
+def serving() -> Iterator[tuple[str, psutil.Process]]:
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
-    server = spawn.Process(target=serve, args=(theirs, with_stacks))
+    server = spawn.Process(target=serve, args=(theirs,))
     server.start()
     try:
         yield f"http://127.0.0.1:{ours.recv()}", psutil.Process(server.pid)
@@ -198,8 +194,6 @@ async def measure_at(url: str, server: psutil.Process, cases: Sequence[Case]) ->
                 each = measured[case.name] = await measure(session, server, case)
             gap = f"{each.cpu_ms:.1f} ms in {each.seconds:.1f} s"
             console.print(f"{case.name}: {each.status}, {gap}, {each.memory_mb:,.0f} MB")
-            for stack, milliseconds in sorted(each.stacks.items(), key=lambda item: -item[1])[:SHOWN_STACKS]:
-                console.print(f"  {milliseconds:6.1f} ms {stack}", highlight=False)
     return measured
 
 
@@ -215,7 +209,7 @@ async def measure(session: aiohttp.ClientSession, server: psutil.Process, case: 
     seconds = time.monotonic() - started_at
     gaps = await (await session.get("/probe")).json()
     memory_mb = max(0.0, peak.kb - held_kb) / 1000
-    return Measured(gaps["cpu_ms"], gaps["wall_ms"], status, answer_bytes, seconds, memory_mb, gaps["stacks"])
+    return Measured(gaps["cpu_ms"], gaps["wall_ms"], status, answer_bytes, seconds, memory_mb)
 
 
 async def post(session: aiohttp.ClientSession, case: Case, body: bytes) -> tuple[int, int]:

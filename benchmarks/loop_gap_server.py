@@ -151,7 +151,7 @@ class CancelsOnDisconnect:
             await handling
 
 
-def build(with_stacks: bool) -> ASGIApp:
+def build() -> ASGIApp:
     generator, limits = FreeGenerator(), RequestLimits()
     factory = EpisodeFactory(frozenset({TASK}), DESCRIPTION, TransformersChatTokenizer.load(MODEL), limits)
     policy = RemotePolicy(None)  # type: ignore[arg-type]  # no request of the benchmark demands a version
@@ -173,22 +173,22 @@ def build(with_stacks: bool) -> ASGIApp:
         tinker=unused,
     )
     app = build_http_app(services)
-    probe = LoopProbe(with_stacks)
+    probe = LoopProbe()
 
     @app.post("/probe")
     async def restart() -> None:
         probe.restart()
 
     @app.get("/probe")
-    async def gaps() -> dict[str, Any]:
+    async def gaps() -> dict[str, float]:
         return probe.gaps()
 
     return CancelsOnDisconnect(app)
 
 
-def serve(started: Connection, with_stacks: bool) -> None:
+def serve(started: Connection) -> None:
     """Sends its port through `started`, then serves for ever."""
-    app = build(with_stacks)
+    app = build()
     freeze_and_tune_collector()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         started.send(listening.getsockname()[1])

@@ -2,9 +2,6 @@
 
 import asyncio
 import time
-from typing import Any
-
-from benchmarks.loop_stacks import LoopStacks
 
 TICK_S = 0.001
 
@@ -16,9 +13,7 @@ class LoopProbe:
     iterations as one gap.
     """
 
-    def __init__(self, with_stacks: bool) -> None:
-        self._with_stacks = with_stacks
-        self._stacks: LoopStacks | None = None
+    def __init__(self) -> None:
         self._is_ticking = False
         self._cpu_at = self._wall_at = 0.0
         """When it ticked last."""
@@ -28,28 +23,20 @@ class LoopProbe:
         self._forget()
         if not self._is_ticking:
             self._is_ticking = True
-            self._stacks = LoopStacks() if self._with_stacks else None
             self._next_tick()
 
-    def gaps(self) -> dict[str, Any]:
-        """Longest gaps in milliseconds: the processor time of the event loop's thread, and the wall time.
-
-        `stacks` has what was executed in the former, with the milliseconds of each.
-        """
-        return {"cpu_ms": 1000 * self._cpu_s, "wall_ms": 1000 * self._wall_s, "stacks": self._in_longest}
+    def gaps(self) -> dict[str, float]:
+        """Longest gaps in milliseconds: the processor time of the event loop's thread, and the wall time."""
+        return {"cpu_ms": 1000 * self._cpu_s, "wall_ms": 1000 * self._wall_s}
 
     def _forget(self) -> None:
         self._cpu_s = self._wall_s = 0.0
-        self._in_longest: dict[str, float] = {}
 
     def _next_tick(self) -> None:
         self._cpu_at, self._wall_at = time.thread_time(), time.perf_counter()
         asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     def _tick(self) -> None:
-        cpu_s, wall_s = time.thread_time() - self._cpu_at, time.perf_counter() - self._wall_at
-        seen = self._stacks.take() if self._stacks else {}
-        if cpu_s > self._cpu_s:
-            self._cpu_s, self._in_longest = cpu_s, seen
-        self._wall_s = max(self._wall_s, wall_s)
+        self._cpu_s = max(self._cpu_s, time.thread_time() - self._cpu_at)
+        self._wall_s = max(self._wall_s, time.perf_counter() - self._wall_at)
         self._next_tick()

@@ -23,7 +23,7 @@ from benchmarks.gpu_check.report import write_report
 from benchmarks.process_group import no_process_left
 from service.startup.config import REPOSITORY
 
-TOGETHER = ("machine", "engine", "service", "weights", "columns", "fp8", "replicas")
+TOGETHER = ("machine", "engine", "service", "weights", "columns", "fp8", "replicas", "offloading")
 ALONE = ("throughput",)
 PARTS = (*TOGETHER, *ALONE)
 CORES_FOR_ALL = 12

@@ -183,6 +183,7 @@ class EngineSettings(BaseModel):
             )
         if drafts := given.get("speculative_config"):
             yield from _draft_problems(drafts, self.device, given.get("async_scheduling"))
+        yield from _offloading_problems(given, self.device)
         if given.get("distributed_executor_backend") == "ray" or given.get("nnodes", 1) != 1:
             yield (
                 "an engine lies on one node: vLLM would wait for GPUs that its replica has reserved. Leave out "
@@ -296,3 +297,30 @@ def _draft_problems(drafts: Any, device: str, async_scheduling: bool | None) -> 
         )
     if method in _DRAFTS_IN_STEP and async_scheduling:
         yield f"async_scheduling: speculative_config.method {method!r} drafts between two steps. Leave it out"
+
+
+def _offloading_problems(given: dict[str, Any], device: str) -> Iterator[str]:
+    """Settings of KV cache offloading that vLLM fails on with a traceback, would ignore, or keeps across weights."""
+    size, backend = given.get("kv_offloading_size"), given.get("kv_offloading_backend")
+    if size is None:
+        if backend is not None:
+            yield f"kv_offloading_backend: {backend!r} does nothing alone. Set kv_offloading_size too, or leave it out"
+        return
+    if not isinstance(size, int | float) or isinstance(size, bool) or size <= 0:
+        yield f"kv_offloading_size: {size!r} is no number of GiB above 0, of host memory for one engine's cache"
+    elif device == "cpu":
+        yield (
+            f"kv_offloading_size: {size} GiB cannot be used with device: cpu, as vLLM offloads the cache of GPUs only. "
+            "Leave it out, and enlarge the cache itself (kv_cache_memory_bytes)"
+        )
+    if backend not in (None, "native"):
+        yield (
+            f"kv_offloading_backend: {backend!r} keeps blocks in another process, which new weights do not empty: "
+            "generations would continue from the cache of older weights. Use native"
+        )
+    connector = (given.get("kv_transfer_config") or {}).get("kv_connector")
+    if connector is not None:
+        yield (
+            f"kv_transfer_config.kv_connector: vLLM replaces {connector!r} with its own connector for "
+            "kv_offloading_size. Leave one of the two out"
+        )

@@ -27,6 +27,8 @@ _NOT_ASKED = "the transfer was begun without a file"
 _CHECKSUM_STEP_S = 0.004
 _CHECKSUM_PAUSE_S = 0.02
 """A checksum takes this time of the workers in steps of `_CHECKSUM_STEP_S`, with this pause between two."""
+_DROPS_BLOCKS = "OffloadingConnector"
+"""The connector of `kv_offloading_size`, which a reset of the cache empties. vLLM ignores that others stay full."""
 
 
 class WeightsFailed(Exception):
@@ -71,8 +73,9 @@ class WeightUpdater:
         """Reads the safetensors file at `path` into the workers' memory; generations go on.
 
         Raises:
-            WeightsFailed: the file cannot be read.
+            WeightsFailed: the file cannot be read, or the engine would read the cache of the old weights.
         """
+        self._refuse_lasting_blocks()
         await self._llm.collective_rpc("begin_staging", args=(str(path),))
         while not all(await self._call_workers("staged")):
             await asyncio.sleep(_STAGING_POLL_S)
@@ -172,8 +175,10 @@ class WeightUpdater:
         """Connects to the trainer by the backend of `weight_transfer_config`, while generations go on.
 
         Raises:
-            WeightsFailed: a worker could not, or not within `timeout_s` seconds. None is connected then.
+            WeightsFailed: a worker could not, or not within `timeout_s` seconds, or the engine would read the cache of
+                the old weights. None is connected then.
         """
+        self._refuse_lasting_blocks()
         deadline = time.monotonic() + timeout_s
         is_met = False
         try:
@@ -245,6 +250,15 @@ class WeightUpdater:
                 return hashlib.sha256("".join(checksums).encode()).hexdigest() if others else str(first)
             await asyncio.sleep(_CHECKSUM_PAUSE_S)
 
+    def _refuse_lasting_blocks(self) -> None:
+        if (transfer := self._llm.vllm_config.kv_transfer_config) is None:
+            return
+        if transfer.kv_connector != _DROPS_BLOCKS or transfer.kv_connector_extra_config.get("secondary_tiers"):
+            raise WeightsFailed(
+                f"engine.kv_transfer_config: {transfer.kv_connector} may keep blocks of older weights, and the engine "
+                "would read them. To push weights, offload with kv_offloading_size alone"
+            )
+
     async def _call_workers(self, method: str, *arguments: Any) -> list[Any]:
         """The result of each worker, which returns it with an error. Raises `WeightsFailed` if one has an error."""
         results: list[tuple[Any, str | None]] = await self._llm.collective_rpc(method, args=arguments)
@@ -260,6 +274,9 @@ class WeightUpdater:
             # Adapters belong to the old weights: no token may be generated with one on top of the new ones.
             self.may_generate.clear()
             mode = "abort" if mode == "keep" else mode
+        elif mode == "keep" and options.reset_prefix_cache and self._llm.vllm_config.kv_transfer_config is not None:
+            # vLLM fails to reset the cache while a frozen request holds blocks that it loads from host memory.
+            mode = "abort"
         self.aborts += is_trial or mode == "abort"
         await pause_scheduler(self._llm, mode, options.reset_prefix_cache)
         if not options.reset_prefix_cache:

@@ -48,7 +48,8 @@ class ScriptedLLM:
         self.unplaced: list[str] = []
         """Tensors of adapters that no module of the model takes."""
         self.model_config = SimpleNamespace(is_multimodal_model=False)
-        self.vllm_config = SimpleNamespace(lora_config=SimpleNamespace(enable_tower_connector_lora=False))
+        lora = SimpleNamespace(enable_tower_connector_lora=False)
+        self.vllm_config = SimpleNamespace(lora_config=lora, kv_transfer_config=None)
         self._results = {method: list(of_method) for method, of_method in results.items()}
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:

@@ -2,11 +2,12 @@
 
 from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
 
+HOST_MEMORY = "vllm:external_prefix_cache_hits"
+"""Counts what is found there, when the engine begins to load it."""
 
-def found_in_prefix_cache() -> int:
+
+def found_in_prefix_cache(counter: str = "vllm:prefix_cache_hits") -> int:
     """How many prompt tokens the engine has found there so far."""
     return next(
-        metric.value
-        for metric in get_metrics_snapshot()
-        if isinstance(metric, Counter) and metric.name == "vllm:prefix_cache_hits"
+        metric.value for metric in get_metrics_snapshot() if isinstance(metric, Counter) and metric.name == counter
     )

@@ -15,12 +15,13 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 FILES = (
     "tests/live/test_engine.py",
     "tests/live/test_engine_adapters.py",
+    "tests/live/test_offloading.py",
     "tests/live/test_score.py",
     "tests/live/test_token_columns.py",
 )
 WITH_DRAFTS = {"ENGINE_ARGUMENTS": json.dumps({"speculative_config": NGRAM}), "PYTEST_ADDOPTS": "-k 'not min_p'"}
-# Scores are those of a service, which the variable does not reach.
-DRAFTING = [*(file for file in FILES if "score" not in file), "tests/live/test_images.py"]
+# Scores are those of a service, which the variable does not reach; drafts change which tokens are cached.
+DRAFTING = [*(file for file in FILES if not file.endswith(("score.py", "offloading.py"))), "tests/live/test_images.py"]
 CASES = [(ON_THE_RIG, file) for file in FILES] + [(WITH_DRAFTS, file) for file in DRAFTING]
 CASES += [({**ON_THE_RIG, **WITH_DRAFTS}, "tests/live/test_token_columns.py")]
 

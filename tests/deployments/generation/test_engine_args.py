@@ -69,6 +69,25 @@ def test_drafts_that_are_exact_are_passed_through(method: str) -> None:
     assert settings.engine_args()["speculative_config"] == drafts
 
 
+OFFLOADS, OTHER = {"kv_offloading_size": 8}, {"kv_connector": "NixlConnector"}
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({**OFFLOADS, **PROCESSORS}, "kv_offloading_size: 8 GiB cannot be used with device: cpu, as vLLM offloads"),
+        ({"kv_offloading_size": 0}, "kv_offloading_size: 0 is no number of GiB above 0, of host memory for one"),
+        ({"kv_offloading_size": "8"}, "kv_offloading_size: '8' is no number of GiB above 0"),
+        ({**OFFLOADS, "kv_offloading_backend": "lmcache"}, "kv_offloading_backend: 'lmcache' keeps blocks in another"),
+        ({"kv_offloading_backend": "native"}, "kv_offloading_backend: 'native' does nothing alone. Set kv_offloading_"),
+        ({**OFFLOADS, "kv_transfer_config": OTHER}, "kv_connector: vLLM replaces 'NixlConnector' with its own"),
+    ],
+)
+def test_offloading_that_would_not_start_or_be_ignored_is_refused(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValidationError, match=sentence):
+        EngineSettings.model_validate({"model": "m", **given})
+
+
 def test_random_weights_are_refused_and_other_formats_of_weights_are_taken() -> None:
     with pytest.raises(ValidationError, match="load_format: dummy makes random weights, which would be recorded as"):
         EngineSettings.model_validate({"model": "m", "load_format": "dummy"})
@@ -78,7 +97,8 @@ def test_random_weights_are_refused_and_other_formats_of_weights_are_taken() -> 
 def test_the_page_names_all_that_is_refused_or_changes_what_is_sampled() -> None:
     assert {*INEXACT_ENGINE_ARGS, *RESERVED_ENGINE_ARGS, "load_format"} == REFUSED
     settings = EngineSettings.model_validate(
-        {"model": "m", **dict.fromkeys(TAKEN, "x"), "dtype": "auto", "speculative_config": DRAFTS}
+        {"model": "m", **dict.fromkeys(TAKEN, "x"), "dtype": "auto", "speculative_config": DRAFTS, **OFFLOADS}
+        | {"kv_offloading_backend": "native", "kv_transfer_config": {}}
     )
     assert settings.engine_args().keys() >= TAKEN
 

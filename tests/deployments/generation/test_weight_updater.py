@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,6 +176,35 @@ async def test_in_a_trial_generations_wait_until_the_weights_are_accepted(mode: 
     assert (updater.may_generate.is_set(), updater.is_on_trial, updater.aborts) == (False, True, 1)
     updater.accept()
     assert (updater.may_generate.is_set(), updater.is_on_trial) == (True, False)
+
+
+def connector(name: str, **extra: Any) -> Any:
+    return SimpleNamespace(kv_connector=name, kv_connector_extra_config=extra)
+
+
+@pytest.mark.parametrize(("resets", "mode"), [(True, "abort"), (False, "keep")])
+async def test_a_cache_in_host_memory_is_reset_without_frozen_generations(resets: bool, mode: PauseMode) -> None:
+    llm = full_weights()
+    llm.vllm_config.kv_transfer_config = connector("OffloadingConnector")
+    updater = updater_of(llm)
+    await updater.stage(3, WEIGHTS)
+    await updater.swap(SwapOptions("keep", resets))
+    assert f"pause mode={mode} clear_cache={resets}" in llm.calls
+    assert updater.aborts == resets
+
+
+@pytest.mark.parametrize(
+    "kept", [connector("NixlConnector"), connector("OffloadingConnector", secondary_tiers=[{"type": "fs"}])]
+)
+async def test_no_weights_are_taken_where_blocks_of_older_ones_would_stay(kept: Any) -> None:
+    llm = full_weights()
+    llm.vllm_config.kv_transfer_config = kept
+    says = rf"^engine\.kv_transfer_config: {kept.kv_connector} may keep blocks of older weights"
+    with pytest.raises(WeightsFailed, match=says):
+        await updater_of(llm).stage(3, WEIGHTS)
+    with pytest.raises(WeightsFailed, match=says):
+        await updater_of(llm).init_transfer(INIT_INFO, 30.0)
+    assert llm.calls == []
 
 
 async def test_a_swap_that_is_no_trial_ends_one() -> None:

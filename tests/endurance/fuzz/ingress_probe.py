@@ -27,7 +27,7 @@ def longest_gap() -> tuple[float, int]:
 def restart_probe(replica: Any) -> None:
     """Runs in the replica's process, and not in its event loop."""
     if not hasattr(replica, ATTRIBUTE):
-        setattr(replica, ATTRIBUTE, LoopProbe(False))
+        setattr(replica, ATTRIBUTE, LoopProbe())
     event_loop_of(replica).call_soon_threadsafe(getattr(replica, ATTRIBUTE).restart)
 
 
