@@ -8,6 +8,7 @@ export const COUNTERS = [
   "rollout_clipped_turns_total",
   "rollout_tokens_total",
   "rollout_reward_sums_total",
+  "rollout_recomputed_tokens_total",
   "vllm_generation_tokens_total",
 ];
 const isGenerated = (labels) => labels.kind === "generated";
@@ -49,6 +50,7 @@ export function queue(metrics) {
 export function replicas(policy, metrics, rates) {
   const of = (name) => byLabel(metrics, name, "ReplicaId");
   const [running, waiting, cache] = [of("vllm_num_requests_running"), of("vllm_num_requests_waiting"), of("vllm_kv_cache_usage_perc")];
+  const [kept, parked] = ["rollout_kept_programs", "rollout_parked_programs"].map((name) => byLabel(metrics, name, "generator"));
   const listed = policy?.replicas ?? [];
   return listed.map((replica) => {
     const id = replica.replica_id;
@@ -60,6 +62,9 @@ export function replicas(policy, metrics, rates) {
       running: running.get(id) ?? null,
       waiting: waiting.get(id) ?? null,
       cache: cache.get(id) ?? null,
+      kept: kept.get(id) ?? null,
+      parked: parked.get(id) ?? null,
+      recomputed: metrics.has("rollout_kept_programs") ? rates.rate("rollout_recomputed_tokens_total", (labels) => labels.generator === id) : null,
       tokens: metrics.has("vllm_generation_tokens_total") ? rates.rate("vllm_generation_tokens_total", (labels) => labels.ReplicaId === id) : null,
     };
   });

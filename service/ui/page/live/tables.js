@@ -30,6 +30,7 @@ export function tiles(figures) {
 
 export function replicaTable(records) {
   const columns = [["replica"], ["weights", true], ["tokens/s", true], ["running", true], ["waiting", true], ["KV cache", true]];
+  columns.push(["programs kept", true], ["parked", true], ["recomputed/s", true]);
   const rows = records.map((one) => [
     h("code", { class: "id", title: one.id }, one.id),
     h("span", { class: one.accepts ? (one.isBehind ? "warn" : null) : "bad" }, one.accepts ? String(one.version) : `${one.version}, takes no requests`),
@@ -37,6 +38,9 @@ export function replicaTable(records) {
     orDash(one.running),
     orDash(one.waiting),
     percent(one.cache),
+    orDash(one.kept),
+    orDash(one.parked),
+    h("span", { title: "Prompt tokens that an earlier turn had computed" }, rate(one.recomputed)),
   ]);
   return table("Generator replicas", columns, rows, "No replicas are listed.");
 }

@@ -59,9 +59,11 @@ test("the queue has the most urgent priority first, and is empty where the servi
 
 test("a replica has its weights by the policy and its load by its engine; what is not known is null", () => {
   const policy = { current: 7, replicas: [{ replica_id: "a", version: 7 }, { replica_id: "b", version: 6, accepts_requests: false }] };
-  const metrics = parseExposition('ray_vllm_num_requests_running{ReplicaId="a"} 3');
+  const programs = 'ray_rollout_kept_programs{generator="a"} 5\nray_rollout_parked_programs{generator="a"} 2';
+  const metrics = parseExposition(`ray_vllm_num_requests_running{ReplicaId="a"} 3\n${programs}`);
   const [a, b] = replicas(policy, metrics, new Rates());
   assert.deepEqual([a.version, a.isBehind, a.accepts, a.running, a.cache, a.tokens], [7, false, true, 3, null, null]);
+  assert.deepEqual([a.kept, a.parked, b.kept, b.parked], [5, 2, null, null]);
   assert.deepEqual([b.version, b.isBehind, b.accepts, b.running], [6, true, false, null]);
   assert.deepEqual(replicas(undefined, metrics, new Rates()), []);
 });
