@@ -98,7 +98,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
         item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
     if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
-        decorate = virtual_time.runs if item.get_closest_marker("true_clock") else virtual_time.test
+        decorate = virtual_time.runs if item.get_closest_marker("true_clock") else virtual_time.synchronous
         item.obj = decorate(item.obj)
 
 

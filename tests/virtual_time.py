@@ -8,6 +8,8 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 from unittest.mock import patch
 
+import pytest
+
 from service.rollout_requests import garbage_collection
 
 Parameters = ParamSpec("Parameters")
@@ -118,30 +120,27 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return bool(happened)
 
 
-def test(story: Callable[Parameters, Coroutine[Any, Any, None]]) -> Callable[Parameters, None]:
-    """Runs an asynchronous test on a loop of its own: `conftest.py` does it where nothing else decorates the test.
+def synchronous(story: Callable[Parameters, Coroutine[Any, Any, Result]]) -> Callable[Parameters, Result]:
+    """Runs an asynchronous function on a loop of its own: `conftest.py` does it where nothing else decorates a test.
 
     Nearest to the function, below all other decorators.
     """
 
     @wraps(story)
-    def run_story(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
-        run(story(*args, **kwargs))
+    def run_story(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        return run(story(*args, **kwargs))
 
     return run_story
 
 
-def runs(story: Callable[Parameters, Coroutine[Any, Any, None]]) -> Callable[Parameters, None]:
-    """As `test`, on a loop whose clock is the true one."""
+def runs(story: Callable[Parameters, Coroutine[Any, Any, Result]]) -> Callable[Parameters, Result]:
+    """As `synchronous`, on a loop whose clock is the true one."""
 
     @wraps(story)
-    def run_story(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
-        asyncio.run(story(*args, **kwargs))
+    def run_story(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        return asyncio.run(story(*args, **kwargs))
 
     return run_story
-
-
-test.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
@@ -177,3 +176,10 @@ async def until(is_so: Callable[[], bool]) -> None:
     assert isinstance(loop, VirtualTimeLoop)
     async with asyncio.timeout(GIVEN_UP_AFTER_S):
         await loop.once(is_so)
+
+
+async def end_by_cancellation(task: asyncio.Future[Any]) -> None:
+    """Cancels a task, which takes it as its end."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,6 +1,5 @@
 """Calls of the asynchronous client in one line, and servers that break."""
 
-import asyncio
 import json
 import socket
 import threading
@@ -14,16 +13,15 @@ from rollout_client import AsyncRolloutClient, RolloutResponse, SampleInput, Sam
 from rollout_client.calls.arrow_bodies import ArrowResponse
 from service.startup.config import free_port
 from tests.clients.scripted_service import SUMMARY, Json, result
+from tests.virtual_time import runs
 
 Result = TypeVar("Result")
 
 
-def call(url: str, method: Callable[[AsyncRolloutClient], Awaitable[Result]], **client: Any) -> Result:
-    async def run() -> Result:
-        async with AsyncRolloutClient(url, **client) as rollout_client:
-            return await method(rollout_client)
-
-    return asyncio.run(run())
+@runs
+async def call(url: str, method: Callable[[AsyncRolloutClient], Awaitable[Result]], **client: Any) -> Result:
+    async with AsyncRolloutClient(url, **client) as rollout_client:
+        return await method(rollout_client)
 
 
 def play(url: str, *samples: SampleInput | Json, client: Json | None = None, **options: Any) -> RolloutResponse:

@@ -16,7 +16,6 @@ from transformers import AutoTokenizer
 from benchmarks.reference_model import token_ids_of
 from rollout_client import AsyncRolloutClient, RolloutClient, Sampling
 from rollout_client.contract.rollouts import SampleResult
-from rollout_client.contract.sessions import SessionSample
 from rollout_client.results import seats_of
 from rollout_env import escape_control_tokens, reply_text
 from tests.deployments.agents.harbor_rollouts import reward_of, sample_of
@@ -28,6 +27,7 @@ from tests.live.played_by_agents import digest_of
 from tests.live.played_with_weights import SAME_WEIGHTS_TOLERANCE, generated
 from tests.live.running_service import READY_WITHIN_S, replicas, wait_until_idle
 from tests.paths import SMALL_MODEL
+from tests.virtual_time import runs
 
 QUESTION: Any = {"role": "user", "content": "What is 2 + 3?"}
 GREEDY: Any = {"greedy": True, "max_new_tokens": 96}
@@ -116,20 +116,22 @@ def ids_and_response(answer: Any) -> list[int]:
     return [*prompt_of(answer), *answer.choices[0].model_extra["token_ids"]]
 
 
+async def read_streamed(answer: Any, stream: bool = False, **_: Any) -> None:
+    if stream:
+        async for _ in answer:
+            pass
+
+
 async def chat(session: Any, **asked: Any) -> None:
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as model:
         answer = await model.chat.completions.create(model="gpt-4o", messages=[QUESTION], **asked)
-        if asked.get("stream"):
-            async for _ in answer:
-                pass
+        await read_streamed(answer, **asked)
 
 
 async def responses(session: Any, **asked: Any) -> None:
     async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as model:
         answer = await model.responses.create(model="gpt-4o", input=QUESTION["content"], **asked)
-        if asked.get("stream"):
-            async for _ in answer:
-                pass
+        await read_streamed(answer, **asked)
 
 
 async def messages(session: Any, **asked: Any) -> None:
@@ -138,19 +140,15 @@ async def messages(session: Any, **asked: Any) -> None:
 
     async with anthropic.AsyncAnthropic(base_url=session.anthropic_base_url, api_key=session.api_key) as model:
         answer = await model.messages.create(model="claude", messages=[QUESTION], max_tokens=96, **asked)
-        if asked.get("stream"):
-            async for _ in answer:
-                pass
+        await read_streamed(answer, **asked)
 
 
-def test_every_api_records_the_same_tokens_streamed_or_not(small_url: str) -> None:
-    async def played() -> list[SessionSample]:
-        async with AsyncRolloutClient(small_url) as client, client.sessions.open(sampling=GREEDY) as session:
-            calls = [api(session, **asked) for api in (chat, responses, messages) for asked in ({}, {"stream": True})]
-            await asyncio.gather(*calls)
-            return await session.samples()
-
-    branches = asyncio.run(played())
+@runs
+async def test_every_api_records_the_same_tokens_streamed_or_not(small_url: str) -> None:
+    async with AsyncRolloutClient(small_url) as client, client.sessions.open(sampling=GREEDY) as session:
+        calls = [api(session, **asked) for api in (chat, responses, messages) for asked in ({}, {"stream": True})]
+        await asyncio.gather(*calls)
+        branches = await session.samples()
     assert len(branches) == 6
     assert len({tuple(token_ids_of(branch)) for branch in branches}) == 1
     # vLLM's parser leaves the token that begins a thought in a streamed event of several tokens.
@@ -158,19 +156,16 @@ def test_every_api_records_the_same_tokens_streamed_or_not(small_url: str) -> No
     assert {thought.removeprefix("<think>") for thought in thoughts} == {"2+3=5"}
 
 
-def test_tools_leave_the_policys_distribution_and_strict_ones_are_marked(small_url: str) -> None:
+@runs
+async def test_tools_leave_the_policys_distribution_and_strict_ones_are_marked(small_url: str) -> None:
     strict = {"type": "function", "function": {**CALCULATOR["function"], "strict": True}}
-
-    async def played() -> tuple[list[SessionSample], list[float]]:
-        async with AsyncRolloutClient(small_url) as client, client.sessions.open(sampling={"seed": 7}) as session:
-            for tool in (CALCULATOR, strict):
-                asked: Any = {"tools": [tool], "parallel_tool_calls": False}
-                await chat(session, **asked)
-            free, bound = await session.samples()
-            return [free, bound], await differences_to_score(client, [free])
-
-    branches, differences = asyncio.run(played())
-    assert [generated(branch)[0].constrained for branch in branches] == [None, True]
+    async with AsyncRolloutClient(small_url) as client, client.sessions.open(sampling={"seed": 7}) as session:
+        for tool in (CALCULATOR, strict):
+            asked: Any = {"tools": [tool], "parallel_tool_calls": False}
+            await chat(session, **asked)
+        free, bound = await session.samples()
+        differences = await differences_to_score(client, [free])
+    assert [generated(branch)[0].constrained for branch in (free, bound)] == [None, True]
     assert fmean(differences) <= SAME_WEIGHTS_TOLERANCE
 
 

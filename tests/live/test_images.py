@@ -112,16 +112,20 @@ BLOCK = 128
 CUTS_S = [0.02, 0.01, 0.03, 0.02]
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (0, *range(2, 12)))])
-def test_conversations_with_pictures_have_the_logprobs_of_transformers(
-    engine: RunningEngine, images: ImagesInProcess, folder: Path, seed: int
-) -> None:
+def assert_logprobs_of_transformers(engine: RunningEngine, images: ImagesInProcess, folder: Path, seed: int) -> None:
     running, loop = engine
     seen = SeenByTransformers(folder)
     for cuts_s in ([], CUTS_S):
         result = loop.run(play(running, images, folder, random.Random(seed), cuts_s))
         assert result.error is None
         assert seen.differences(result, images.kept).abs().max() < NEAR
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (0, *range(2, 12)))])
+def test_conversations_with_pictures_have_the_logprobs_of_transformers(
+    engine: RunningEngine, images: ImagesInProcess, folder: Path, seed: int
+) -> None:
+    assert_logprobs_of_transformers(engine, images, folder, seed)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 4))])

@@ -33,7 +33,15 @@ from tests.clients.scripted_service import result
 from tests.fakes.image_store import ImagesInProcess
 from tests.live.engines import RunningEngine
 from tests.live.prefix_cache import found_in_prefix_cache
-from tests.live.test_images import BLOCK, CUTS_S, NEAR, SIZES, differences_of_batch, play, seeing_engine
+from tests.live.test_images import (
+    BLOCK,
+    NEAR,
+    SIZES,
+    assert_logprobs_of_transformers,
+    differences_of_batch,
+    play,
+    seeing_engine,
+)
 from tests.vision_families import FAMILIES
 from tests.vision_model import SeenByTransformers, picture
 
@@ -106,12 +114,7 @@ def processing_llm(folder: Path) -> Any:
 def test_random_conversations_have_the_logprobs_of_transformers(
     engine: RunningEngine, images: ImagesInProcess, folder: Path, seed: int
 ) -> None:
-    running, loop = engine
-    seen = SeenByTransformers(folder)
-    for cuts_s in ([], CUTS_S):
-        result = loop.run(play(running, images, folder, random.Random(seed), cuts_s))
-        assert result.error is None
-        assert seen.differences(result, images.kept).abs().max() < NEAR
+    assert_logprobs_of_transformers(engine, images, folder, seed)
 
 
 def test_a_conversation_that_is_played_again_is_found_in_the_prefix_cache(

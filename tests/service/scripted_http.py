@@ -39,6 +39,7 @@ from tests.fakes.model_server import REFUSED, ScriptedModelServer
 from tests.fakes.policy_store import ScriptedStore
 from tests.paths import TINY_MODEL
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
+from tests.virtual_time import runs
 
 VOCAB_SIZE = 262
 MAX_MODEL_LEN = 100
@@ -117,14 +118,11 @@ class ScriptedHttp:
         """`PUT /policy/versions/{version}`, headers as in `post`."""
         return self.request("PUT", f"/policy/versions/{version}{query}", content=content, headers=named(headers))
 
-    def call(self, method: Callable[[AsyncRolloutClient], Awaitable[Returned]]) -> Returned:
+    @runs
+    async def call(self, method: Callable[[AsyncRolloutClient], Awaitable[Returned]]) -> Returned:
         """Calls a method of a client of the application."""
-
-        async def call() -> Returned:
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app)) as http_client:
-                return await method(AsyncRolloutClient("http://service", retries=0, http_client=http_client))
-
-        return asyncio.run(call())
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app)) as http_client:
+            return await method(AsyncRolloutClient("http://service", retries=0, http_client=http_client))
 
     @property
     def has_started_something(self) -> bool:

@@ -10,7 +10,7 @@ from benchmarks.simulation.timing import Timing
 from deployments.failures import ReplicaShuttingDown, RolloutFailure
 from deployments.protocols.generation import Generation, GenerationRequest, SamplingOptions, WeightSpan, packed_logprobs
 from deployments.protocols.replicas import GeneratorDescription, ReplicaLoad
-from tests.virtual_time import now, run, settled
+from tests.virtual_time import now, run, settled, synchronous
 
 LETTERS = [65, 66, 67]
 ONE_AT_A_TIME = Timing(time_to_first_token_s=1.0, time_per_token_s=0.5, max_num_seqs=1)
@@ -32,43 +32,34 @@ def test_a_generation_has_max_new_tokens_letters_and_ends_by_length() -> None:
     assert generation.weight_versions == (WeightSpan("0", 0, 5),)
 
 
-def test_token_ids_depend_on_prompt_and_seed_alone() -> None:
-    async def first_ids() -> list[int]:
-        simulated = engine(Timing())
-        asked = [request("a", 1, [1]), request("b", 1, [1]), request("c", 1, [2]), request("d", 1, [1], seed=2)]
-        return [(await simulated.generate(each)).token_ids[0] for each in asked]
-
-    assert run(first_ids()) == [66, 66, 67, 65]
+async def test_token_ids_depend_on_prompt_and_seed_alone() -> None:
+    simulated = engine(Timing())
+    asked = [request("a", 1, [1]), request("b", 1, [1]), request("c", 1, [2]), request("d", 1, [1], seed=2)]
+    assert [(await simulated.generate(each)).token_ids[0] for each in asked] == [66, 66, 67, 65]
 
 
-def test_cancelling_a_generation_starts_the_next_one() -> None:
-    async def waited() -> float:
-        simulated = engine()
-        cancelled, waiting = (asyncio.create_task(simulated.generate(request(name, 2))) for name in "ab")
-        await settled()
-        assert simulated.load() == ReplicaLoad(2, waiting_generations=1, kv_tokens=2 * (1 + 2))
-        await asyncio.sleep(0.5)
-        cancelled.cancel()
-        await waiting
-        assert simulated.load() == ReplicaLoad(0, waiting_generations=0, kv_tokens=0)
-        return now()
-
-    assert run(waited()) == 2.5
+async def test_cancelling_a_generation_starts_the_next_one() -> None:
+    simulated = engine()
+    cancelled, waiting = (asyncio.create_task(simulated.generate(request(name, 2))) for name in "ab")
+    await settled()
+    assert simulated.load() == ReplicaLoad(2, waiting_generations=1, kv_tokens=2 * (1 + 2))
+    await asyncio.sleep(0.5)
+    cancelled.cancel()
+    await waiting
+    assert simulated.load() == ReplicaLoad(0, waiting_generations=0, kv_tokens=0)
+    assert now() == 2.5
 
 
-def interrupted_at(seconds: float, *names: str, failure: RolloutFailure | None = None) -> dict[str, Generation]:
+@synchronous
+async def interrupted_at(seconds: float, *names: str, failure: RolloutFailure | None = None) -> dict[str, Generation]:
     """Two generations of four tokens, one after the other; those named are interrupted after a while."""
-
-    async def steps() -> dict[str, Generation]:
-        simulated = engine()
-        running = {name: asyncio.create_task(simulated.generate(request(name, 4))) for name in "ab"}
-        await asyncio.sleep(seconds)
-        await simulated.interrupt([*names, "unknown"], failure)
-        results = {name: await task for name, task in running.items()}
-        assert simulated.load() == ReplicaLoad(0, 0, 0)
-        return results
-
-    return run(steps())
+    simulated = engine()
+    running = {name: asyncio.create_task(simulated.generate(request(name, 4))) for name in "ab"}
+    await asyncio.sleep(seconds)
+    await simulated.interrupt([*names, "unknown"], failure)
+    results = {name: await task for name, task in running.items()}
+    assert simulated.load() == ReplicaLoad(0, 0, 0)
+    return results
 
 
 @pytest.mark.parametrize(("seconds", "tokens"), [(0.5, 0), (1.0, 0), (1.4, 0), (1.5, 1), (2.6, 3)])

@@ -1,6 +1,5 @@
 """Pushing weights to a scripted policy over real sockets: what is sent, and what a break costs."""
 
-import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
@@ -18,6 +17,7 @@ from rollout_client.weights.file_tensors import RankTooHigh
 from rollout_client.weights.safetensors_file import NotSafetensors, parse_header
 from rollout_client.weights.sources import full_weights
 from tests.clients.scripted_policy import CUT, CUT_AFTER, DAMAGED, FORGET, ScriptedPolicy, digest_of, layout_of, serving
+from tests.virtual_time import runs
 
 LAYOUT = {"embed.weight": ("BF16", [4, 3]), "norm.weight": ("BF16", [3])}
 
@@ -29,14 +29,11 @@ def policy(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedPolicy]:
         yield served
 
 
-def call(url: str, method: str, *arguments: Any, client: dict[str, Any] | None = None, **options: Any) -> Any:
+@runs
+async def call(url: str, method: str, *arguments: Any, client: dict[str, Any] | None = None, **options: Any) -> Any:
     """Through the half of the client that is written by hand; the other one is generated from it."""
-
-    async def run() -> Any:
-        async with AsyncRolloutClient(url, **(client or {})) as rollout_client:
-            return await attrgetter(method)(rollout_client)(*arguments, **options)
-
-    return asyncio.run(run())
+    async with AsyncRolloutClient(url, **(client or {})) as rollout_client:
+        return await attrgetter(method)(rollout_client)(*arguments, **options)
 
 
 def push(policy: ScriptedPolicy, source: Any, *arguments: Any, **options: Any) -> Any:

@@ -1,7 +1,5 @@
 """Pushing a model again and again: in full, or what changed. The bits of a delta are tested with `PushedWeights`."""
 
-import asyncio
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +16,8 @@ from rollout_client.calls.upload import compressed
 from rollout_client.contract.policy import PolicyLayout, PushResult
 from rollout_client.weights.sources import full_weights
 from tests.clients.scripted_policy import CUT, ScriptedPolicy, serving
+from tests.patterns import whole
+from tests.virtual_time import runs
 
 LAYOUT = {"embed.weight": ("BF16", [64, 8]), "norm.weight": ("F32", [8])}
 State = dict[str, torch.Tensor]
@@ -46,13 +46,11 @@ def push_sync(url: str, pushed: list[State], **options: Any) -> list[PushResult]
         return [pusher.push(state) for state in pushed]
 
 
-def push_async(url: str, pushed: list[State], **options: Any) -> list[PushResult]:
-    async def push() -> list[PushResult]:
-        async with AsyncRolloutClient(url, retries=0) as client:
-            pusher = AsyncPolicyPusher(client, **options)
-            return [await pusher.push(state) for state in pushed]
-
-    return asyncio.run(push())
+@runs
+async def push_async(url: str, pushed: list[State], **options: Any) -> list[PushResult]:
+    async with AsyncRolloutClient(url, retries=0) as client:
+        pusher = AsyncPolicyPusher(client, **options)
+        return [await pusher.push(state) for state in pushed]
 
 
 class Service(ScriptedPolicy):
@@ -180,5 +178,5 @@ def test_what_is_missing_is_named_with_the_extra_that_brings_it(monkeypatch: pyt
         'Sending torch tensors needs torch: pip install "rollout-client[torch]"': lambda: full_weights({}, nothing),
     }
     for sentence, need in needs.items():
-        with pytest.raises(ModuleNotFoundError, match=f"^{re.escape(sentence)}$"):
+        with pytest.raises(ModuleNotFoundError, match=whole(sentence)):
             need()

@@ -10,7 +10,7 @@ from rollout_client.cli.app import app
 from rollout_client.cli.commands import conformance
 from tests.clients.cli.conforming_server import ConformingServer
 from tests.clients.scripted_service import served
-from tests.virtual_time import run
+from tests.virtual_time import synchronous
 
 FAULTS = {
     "tokenizes again": "tokens in, tokens out",
@@ -38,15 +38,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conformance, "BEGUN_AFTER_S", 0.02)
 
 
-def found_at(server: ConformingServer, only: str | None = None) -> dict[str, str]:
+@synchronous
+async def found_at(server: ConformingServer, only: str | None = None) -> dict[str, str]:
     """The result of each check, by its name."""
-
-    async def ask() -> dict[str, str]:
-        transport = httpx.ASGITransport(server.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://server", timeout=60) as http:
-            return {found.check: found.result for found in await conformance.findings(http, "/step-4", only)}
-
-    return run(ask())
+    transport = httpx.ASGITransport(server.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://server", timeout=60) as http:
+        return {found.check: found.result for found in await conformance.findings(http, "/step-4", only)}
 
 
 @pytest.mark.parametrize("is_sglang", [False, True])

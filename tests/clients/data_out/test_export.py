@@ -13,6 +13,7 @@ from rollout_client import SampleResult
 from rollout_client.data_out.export import ExportFormat, ExportSelection, NothingToExport, export_rollouts
 from tests.clients.message_logs import GREEDY, generated
 from tests.clients.scripted_service import Json, result
+from tests.patterns import whole
 
 ASKED: Json = {"role": "user", "content": "What is 1 + 1?", "token_ids": [1, 2]}
 OBSERVED: Json = {"role": "environment", "content": "No.", "token_ids": [7]}
@@ -241,9 +242,8 @@ def test_statuses_and_least_rewards_select_and_the_rest_is_counted() -> None:
     ],
 )
 def test_no_row_is_an_error_that_says_why(format: ExportFormat, rollouts: list[SampleResult], reasons: str) -> None:
-    with pytest.raises(NothingToExport) as nothing:
+    with pytest.raises(NothingToExport, match=whole(f"Nothing can be exported as {format}{reasons}")) as nothing:
         export_rollouts(rollouts, format)
-    assert str(nothing.value) == f"Nothing can be exported as {format}{reasons}"
     assert str(pickle.loads(pickle.dumps(nothing.value))) == str(nothing.value)
 
 

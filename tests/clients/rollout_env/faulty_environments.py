@@ -5,13 +5,14 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
+from tests.fakes.environment import StepsAlone
 
 
 class Word(BaseModel):
     word: str = ""
 
 
-class Loadable(TaskEnvironment):
+class Loadable(StepsAlone):
     """Says its greeting."""
 
     description = "Says hello."
@@ -23,9 +24,6 @@ class Loadable(TaskEnvironment):
         self.greeting = greeting * repeats
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: Word) -> StepOutcome:
-        raise NotImplementedError
-
-    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         raise NotImplementedError
 
 

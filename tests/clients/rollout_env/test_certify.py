@@ -24,6 +24,7 @@ from rollout_env.worth import NotCertified, PolicyServer
 from tests.clients.rollout_env.planted_environments import BatchedSum, Count, Programs, Shell, Sum
 from tests.deployments.agents import agents_of_tests
 from tests.deployments.models.chat_server import chat_server, said
+from tests.virtual_time import end_by_cancellation
 
 pytestmark = [pytest.mark.slow, pytest.mark.true_clock, pytest.mark.timeout(240)]
 OF_SUM = [(fault, fault) for fault in ("empty", "echo", "format_alone", "all_answers", "oracle", "injection", "flood")]
@@ -246,9 +247,7 @@ async def test_cancelling_ends_the_process_of_a_certificate() -> None:
     work = asyncio.create_task(certified_apart("count", partial(Count, "time_limits"), {}, PanelSettings()))
     while not (begun := {child.pid for child in psutil.Process().children(recursive=True)} - others):
         await asyncio.sleep(0.1)
-    work.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await work
+    await end_by_cancellation(work)
     assert not [
         pid for pid in begun if psutil.pid_exists(pid) and "spawn_main" in " ".join(psutil.Process(pid).cmdline())
     ]

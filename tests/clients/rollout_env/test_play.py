@@ -23,6 +23,7 @@ from rollout_env import (
 )
 from rollout_env.play import Turn, cut_at_stop_string
 from tests.clients.rollout_env.counting_environment import Count, CountingEnvironment, counting_sample
+from tests.patterns import whole
 
 texts = st.text(alphabet="ab", max_size=8)
 
@@ -105,9 +106,8 @@ def test_extra_env_info_is_validated_before_each_step() -> None:
     ],
 )
 def test_a_sample_without_a_valid_prompt_is_refused(sample: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValueError, match=r"prompt") as refusal:
+    with pytest.raises(ValueError, match=whole(problem)):
         play(CountingEnvironment(), ["1"], sample)
-    assert str(refusal.value) == problem
 
 
 def test_wrong_arguments_are_refused_in_a_sentence() -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from deployments.protocols.environments import StepRequest
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment, play
 from rollout_env.steps import validated_step
+from tests.fakes.environment import StepsAlone
 from tests.service.rollouts import playing
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator
 
@@ -18,10 +19,9 @@ class Anything(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-class NumberedOutcomes(TaskEnvironment):
+class NumberedOutcomes(StepsAlone):
     """Answers the n-th turn of a rollout with its n-th outcome."""
 
-    description = "Numbered."
     ExtraEnvInfo = Anything
 
     def __init__(self, outcomes: list[StepOutcome]) -> None:
@@ -31,9 +31,6 @@ class NumberedOutcomes(TaskEnvironment):
         turn = sum(message["role"] == "assistant" for message in message_log)
         outcome = self.outcomes[turn - 1]
         return replace(outcome, answer=f"{outcome.answer} {extra_env_info.model_dump()}")
-
-    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        raise NotImplementedError
 
 
 class HostedEnvironment(ScriptedEnvironment):

@@ -16,7 +16,7 @@ import pytest
 
 from rollout_env import TemporaryFailure
 from rollout_env.worker_pool import ProcessorTimeExceeded, WorkerPool
-from tests.virtual_time import runs
+from tests.virtual_time import end_by_cancellation, runs
 
 pytestmark = pytest.mark.slow
 
@@ -136,8 +136,7 @@ async def test_the_call_of_a_cancelled_caller_ends_and_its_worker_goes_on(pool: 
     worker, begun = await worker_of(pool), tmp_path / "begun"
     abandoned = asyncio.create_task(pool.run(LIMIT_S, touch_and_sleep, str(begun), 0.3))
     await until(begun.exists)
-    abandoned.cancel()
-    await asyncio.gather(abandoned, return_exceptions=True)
+    await end_by_cancellation(abandoned)
     assert await worker_of(pool) == worker
 
 

@@ -214,8 +214,7 @@ def test_a_run_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
         playing = asyncio.ensure_future(program.run(call(sample(works_s=60)), RunNotes()))
         while not list(processes_with(KILLED["agent"])):
             await asyncio.sleep(0.02)
-        playing.cancel()
-        await asyncio.wait([playing])
+        await virtual_time.end_by_cancellation(playing)
         assert list(processes_with(KILLED["sandbox"])) == []
 
     with_program(run, harbor={"tasks": task_with(tmp_path)})
@@ -276,7 +275,7 @@ async def playing_at_once(count: int, places: int, limit_s: float = 60.0) -> lis
     return [(opened, begun, ended) for opened, begun, ended in times]
 
 
-@virtual_time.test
+@virtual_time.synchronous
 async def test_sandboxes_are_made_while_their_rollouts_wait_for_a_place() -> None:
     times = await playing_at_once(32, places=4)
     begun, ends = sorted(begun for _, begun, _ in times), sorted(ended for _, _, ended in times)
@@ -287,7 +286,7 @@ async def test_sandboxes_are_made_while_their_rollouts_wait_for_a_place() -> Non
     assert at_once == 8
 
 
-@virtual_time.test
+@virtual_time.synchronous
 async def test_the_wait_for_a_place_is_no_time_of_the_run_and_the_sandboxs_start_is() -> None:
     assert len(await playing_at_once(8, places=1, limit_s=8.5)) == 8
     with pytest.raises(AgentFailed, match=r"ended after 7.5 s, its timeout_s"):

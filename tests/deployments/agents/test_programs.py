@@ -26,6 +26,7 @@ from deployments.failures import AgentFailed, AgentTimedOut, EnvironmentLost
 from deployments.strict_settings import KeyMissing
 from rollout_env import StepOutcome
 from tests.deployments.agents import agents_of_tests
+from tests.virtual_time import end_by_cancellation
 
 CALL = AgentCall(
     base_url="http://127.0.0.1:8000/v1/sessions/s",
@@ -151,9 +152,7 @@ async def ended_when_cancelled(program: AgentProgram, alive: Path) -> int:
     run = asyncio.create_task(program.run(CALL, RunNotes()))
     while not (pid := written_pid(alive)):
         await asyncio.sleep(0.001)
-    run.cancel()
-    await asyncio.wait([run])
-    assert run.cancelled()
+    await end_by_cancellation(run)
     return pid
 
 

@@ -25,11 +25,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> DataStore:
     return DataStore({"sums": DataSettings(files=str(path))})
 
 
-def parts_of(store: DataStore, count: int, most_bytes: int) -> list[bytes]:
-    async def read() -> list[bytes]:
-        return [part async for part in store.samples("sums", None, 0, count, None, most_bytes)]
-
-    return asyncio.run(read())
+@virtual_time.runs
+async def parts_of(store: DataStore, count: int, most_bytes: int) -> list[bytes]:
+    return [part async for part in store.samples("sums", None, 0, count, None, most_bytes)]
 
 
 def test_samples_travel_as_lines_in_messages_of_bounded_size(store: DataStore) -> None:
@@ -73,12 +71,10 @@ class ScriptedDataHandle(ScriptedHandle):
         return self.start(self._items)
 
 
-def read(handle: Any) -> list[bytes]:
-    async def parts() -> list[bytes]:
-        wanted = SampleRange(task_name="sums", start=3, count=2, seed=7)
-        return [part async for part in RemoteData(handle).samples(wanted, 100)]
-
-    return virtual_time.run(parts())
+@virtual_time.synchronous
+async def read(handle: Any) -> list[bytes]:
+    wanted = SampleRange(task_name="sums", start=3, count=2, seed=7)
+    return [part async for part in RemoteData(handle).samples(wanted, 100)]
 
 
 def test_the_ingress_reads_the_parts_of_one_call() -> None:

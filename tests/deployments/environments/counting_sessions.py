@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from deployments.protocols.environments import StepRequest
-from rollout_env import ChatMessage, LostSession, Session, StepOutcome, TaskEnvironment, TemporaryFailure
+from rollout_env import ChatMessage, LostSession, Session, StepOutcome, TemporaryFailure
+from tests.fakes.environment import StepsAlone
 from tests.service.scripted import outcome
 
 POLL_S = 0.005
@@ -47,10 +48,9 @@ class CountingSession(Session):
         self.environment.closed.append(self.name)
 
 
-class CountingSessions(TaskEnvironment):
+class CountingSessions(StepsAlone):
     """Each step answers the number of its session and of the step in it."""
 
-    description = "Counts."
     ExtraEnvInfo = Wish
 
     def __init__(
@@ -92,10 +92,6 @@ class CountingSessions(TaskEnvironment):
         self.opened += 1
         played = sum(message["role"] == "assistant" for message in message_log)
         return CountingSession(self, self.opened, played, wish)
-
-    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        prompts = (f"Count from {seed + number}." for number in range(count))
-        return [{"messages": [{"role": "user", "content": prompt}], "extra_env_info": {}} for prompt in prompts]
 
 
 class BlockingSessions(CountingSessions):

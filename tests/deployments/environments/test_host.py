@@ -81,14 +81,11 @@ def obedient_host(name: str = "ObedientEnvironment") -> EnvironmentHost:
     return EnvironmentHost("obedient", f"{__name__}:{name}", {}, step_timeout_s=None)
 
 
-def results_of(*modes: dict[str, Any]) -> list[StepOutcome | RolloutFailure]:
+@runs
+async def results_of(*modes: dict[str, Any]) -> list[StepOutcome | RolloutFailure]:
     """What the host answers to steps of one call, in their order."""
-
-    async def answered() -> dict[int, StepOutcome | RolloutFailure]:
-        requests = [StepRequest(LOG, mode, "request", f"request-{place}-0", place) for place, mode in enumerate(modes)]
-        return dict([result async for item in obedient_host().step(requests) for result in item])
-
-    by_place = asyncio.run(answered())
+    requests = [StepRequest(LOG, mode, "request", f"request-{place}-0", place) for place, mode in enumerate(modes)]
+    by_place = dict([result async for item in obedient_host().step(requests) for result in item])
     return [by_place[place] for place in range(len(modes))]
 
 

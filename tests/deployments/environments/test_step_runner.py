@@ -50,7 +50,8 @@ def request(step_id: str, seconds: float, **state: Any) -> StepRequest:
     return StepRequest([], {"seconds": seconds, **state}, step_id=step_id)
 
 
-def results_of(
+@virtual_time.synchronous
+async def results_of(
     environment: TimedEnvironment, timeout_s: float | None, *requests: StepRequest
 ) -> list[tuple[float, StepOutcome | RolloutFailure]]:
     """When each step has its result, and which."""
@@ -59,14 +60,11 @@ def results_of(
         result = await runner.start(step, set())
         return virtual_time.now(), result
 
-    async def run() -> list[tuple[float, StepOutcome | RolloutFailure]]:
-        runner = StepRunner(environment, "timed", timeout_s)
-        results = await asyncio.gather(*(result_of(runner, step) for step in requests))
-        await virtual_time.settled()
-        assert runner.in_progress == 0
-        return results
-
-    return virtual_time.run(run())
+    runner = StepRunner(environment, "timed", timeout_s)
+    results = await asyncio.gather(*(result_of(runner, step) for step in requests))
+    await virtual_time.settled()
+    assert runner.in_progress == 0
+    return results
 
 
 def test_a_step_that_takes_too_long_is_cancelled_and_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -38,7 +38,7 @@ from deployments.policy.commands import (
 )
 from deployments.policy.node_files import NodeWeights
 from tests.fakes.command_source import ScriptedCommands
-from tests.virtual_time import run
+from tests.virtual_time import run, synchronous
 
 pytestmark = pytest.mark.slow
 
@@ -148,18 +148,15 @@ def runner_of(weights: ScriptedWeights, store: ScriptedCommands, folder: Path) -
     return CommandRunner(engine, store, lambda loaded: ReplicaRegistration("replica", None, 1, loaded), node_weights)
 
 
-def played(weights: ScriptedWeights, store: ScriptedCommands, folder: Path, seconds: float = 0.4) -> CommandRunner:
+@synchronous
+async def played(weights: ScriptedWeights, store: ScriptedCommands, folder: Path, for_s: float = 0.4) -> CommandRunner:
     """Runs the store's commands for so long; less than the replica waits before it registers again."""
-
-    async def play() -> CommandRunner:
-        runner = runner_of(weights, store, folder)
-        running = asyncio.create_task(runner.run())
-        await asyncio.sleep(seconds)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        return runner
-
-    return run(play())
+    runner = runner_of(weights, store, folder)
+    running = asyncio.create_task(runner.run())
+    await asyncio.sleep(for_s)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    return runner
 
 
 def stage(
@@ -316,7 +313,7 @@ def test_a_replica_whose_transfer_breaks_off_goes_back_to_full_weights(
     transfer = TRANSFER[1 : 2 + steps.index(step)]
     back = (AbandonTransfer(), stage(tmp_path, 5), Swap(SwapOptions()))
     store = ScriptedCommands(*transfer, *back, end=LOST)
-    runner = played(ScriptedWeights(fails=step), store, tmp_path, seconds=0.9)
+    runner = played(ScriptedWeights(fails=step), store, tmp_path, for_s=0.9)
     failed = (f"OSError: {step} failed", False)
     assert store.errors == [*[(None, False)] * (len(transfer) - 1), failed, *[(None, False)] * 3]
     name = type(transfer[-1]).__name__
@@ -338,7 +335,7 @@ def test_a_replica_that_loses_the_store_registers_again_with_what_it_has(
 ) -> None:
     staged, never_loaded = (stage(tmp_path, version, key=f"of {version}") for version in (1, 2))
     store = ScriptedCommands(staged, *commands, never_loaded, end=LOST)
-    runner = played(ScriptedWeights(), store, tmp_path, seconds=0.9)
+    runner = played(ScriptedWeights(), store, tmp_path, for_s=0.9)
     assert store.registrations == [LoadedWeights(0), LoadedWeights(loaded)]
     assert store.trials == [(False, {}), (is_on_trial, keys)]
     assert store.named == [{"run-b": 7}] * 2
@@ -391,6 +388,6 @@ def test_a_checksum_is_computed_when_asked_for_and_is_of_weights_that_stay(
     tmp_path: Path, commands: list[Command], checksums: list[tuple[LoadedWeights, str]]
 ) -> None:
     store = ScriptedCommands(*commands)
-    played(ScriptedWeights(), store, tmp_path, seconds=CHECKSUM_S + 1)
+    played(ScriptedWeights(), store, tmp_path, for_s=CHECKSUM_S + 1)
     assert store.checksums == checksums
     assert store.errors == [(None, False)] * len(commands)

@@ -137,21 +137,17 @@ def named(name: str) -> GenerationRequest:
     return replace(REQUEST, generation_id=name)
 
 
-def test_generations_are_interrupted_by_their_ids_while_they_run() -> None:
+async def test_generations_are_interrupted_by_their_ids_while_they_run() -> None:
     llm: Any = GeneratingLLM()
     generations = RunningGenerations(llm)
-
-    async def interrupt() -> None:
-        failure = ReplicaShuttingDown("it ends")
-        with generations.running(named("a")) as first, generations.running(named("b")) as other:
-            with generations.running(named("a")) as retry:
-                assert len({first.engine_id, retry.engine_id, other.engine_id}) == len(generations) == 3
-                await generations.interrupt(["a", "unknown"], failure)
-            assert [one.interrupted.is_set() for one in (first, retry, other)] == [True, True, False]
-            assert (first.failure, other.failure) == (failure, None)
-            await generations.interrupt(["a", "b"])
+    failure = ReplicaShuttingDown("it ends")
+    with generations.running(named("a")) as first, generations.running(named("b")) as other:
+        with generations.running(named("a")) as retry:
+            assert len({first.engine_id, retry.engine_id, other.engine_id}) == len(generations) == 3
+            await generations.interrupt(["a", "unknown"], failure)
+        assert [one.interrupted.is_set() for one in (first, retry, other)] == [True, True, False]
+        assert (first.failure, other.failure) == (failure, None)
         await generations.interrupt(["a", "b"])
-        assert llm.ended == [sorted([first.engine_id, retry.engine_id]), sorted([first.engine_id, other.engine_id])]
-
-    asyncio.run(interrupt())
+    await generations.interrupt(["a", "b"])
+    assert llm.ended == [sorted([first.engine_id, retry.engine_id]), sorted([first.engine_id, other.engine_id])]
     assert len(generations) == 0

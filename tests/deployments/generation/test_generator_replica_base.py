@@ -91,13 +91,11 @@ def requests(*names: str, **fields: Any) -> list[GenerationRequest]:
     return [GenerationRequest(name, [1], 1, (), SamplingOptions(), **of_all) for name in names]
 
 
-def results_of(replica: ScriptedReplica, generations: list[GenerationRequest]) -> list[Generation | RolloutFailure]:
+@virtual_time.synchronous
+async def results_of(replica: ScriptedReplica, requests: list[GenerationRequest]) -> list[Generation | RolloutFailure]:
     """The results in the order of the requests."""
-
-    async def run() -> dict[int, Generation | RolloutFailure]:
-        return {place: result async for item in replica.generate(generations) for place, result in item.results}
-
-    return [result for _, result in sorted(virtual_time.run(run()).items())]
+    by_place = {place: result async for item in replica.generate(requests) for place, result in item.results}
+    return [by_place[place] for place in sorted(by_place)]
 
 
 def test_a_failure_is_the_result_of_its_own_generation_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -129,18 +127,14 @@ async def test_a_replica_that_keeps_generating_nan_is_unhealthy() -> None:
         await replica.check_health()
 
 
-def test_a_replica_out_of_service_refuses_generations_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_replica_out_of_service_refuses_generations_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     replica = ScriptedReplica()
-
-    async def run() -> None:
+    await replica.check_health()
+    await replica.take_out_of_service("it differs")
+    await replica.take_out_of_service("another reason")
+    with pytest.raises(ReplicaUnusable, match=r"^The replica was taken out of service: it differs\.$"):
         await replica.check_health()
-        await replica.take_out_of_service("it differs")
-        await replica.take_out_of_service("another reason")
-        with pytest.raises(ReplicaUnusable, match=r"^The replica was taken out of service: it differs\.$"):
-            await replica.check_health()
-
-    virtual_time.run(run())
-    [refused] = results_of(replica, requests("a"))
+    [(_, refused)] = (await anext(replica.generate(requests("a")))).results
     assert type(refused) is GenerationLost
     assert str(refused) == "The generator replica was taken out of service; it is being replaced."
     assert replica.engine.started == []
@@ -174,8 +168,7 @@ async def test_aborting_a_generation_aborts_its_retry_and_not_the_ended_try() ->
     async with aclosing(replica.generate(requests("a"))) as tried, aclosing(replica.generate(requests("a"))) as again:
         first, second = asyncio.ensure_future(anext(tried)), asyncio.ensure_future(anext(again))
         await virtual_time.settled()
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
+        await virtual_time.end_by_cancellation(first)
         await tried.aclose()
         await virtual_time.settled()
         assert replica.engine.cancelled == ["a"]

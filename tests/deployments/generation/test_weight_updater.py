@@ -24,6 +24,14 @@ def updater_of(llm: Any) -> WeightUpdater:
     return WeightUpdater(llm, Adapters(llm))
 
 
+async def staged(llm: Any) -> WeightUpdater:
+    """An updater that has staged version 3 and made no other call."""
+    updater = updater_of(llm)
+    await updater.stage(3, WEIGHTS)
+    llm.calls.clear()
+    return updater
+
+
 def full_weights(workers: int = 1, times: int = 1, **further: Any) -> ScriptedLLM:
     """An engine that takes full weights so many times."""
     answers: dict[str, Any] = {"begin_staging": None, "staged": (True, None), "swap_staged": (0.5, None)}
@@ -130,8 +138,7 @@ async def test_a_hold_whose_generations_do_not_end_in_its_lease_fails_and_genera
 
 async def test_new_weights_end_a_hold_without_a_generation_in_between() -> None:
     llm = full_weights()
-    updater = updater_of(llm)
-    await updater.stage(3, WEIGHTS)
+    updater = await staged(llm)
     await updater.hold("keep", 20.0)
     llm.calls.clear()
     await updater.swap(SwapOptions())
@@ -152,9 +159,7 @@ async def test_an_engine_that_waits_for_weights_is_neither_held_nor_released() -
 
 async def test_a_swap_pauses_then_sends_swap_label_and_resume_in_this_order() -> None:
     llm = full_weights(2, swap_staged=[[(0.25, None), (0.5, None)]])
-    updater = updater_of(llm)
-    await updater.stage(3, WEIGHTS)
-    llm.calls.clear()
+    updater = await staged(llm)
     in_the_pause = states_at_swaps(updater, llm)
     costs = await updater.swap(SwapOptions("wait", reset_prefix_cache=False))
     assert llm.calls == ["pause mode=wait clear_cache=False", "reset_encoder_cache", "swap_staged", "label 3", "resume"]
@@ -166,9 +171,7 @@ async def test_a_swap_pauses_then_sends_swap_label_and_resume_in_this_order() ->
 @pytest.mark.parametrize("mode", ["keep", "abort", "wait"])
 async def test_in_a_trial_generations_wait_until_the_weights_are_accepted(mode: PauseMode) -> None:
     llm = full_weights()
-    updater = updater_of(llm)
-    await updater.stage(3, WEIGHTS)
-    llm.calls.clear()
+    updater = await staged(llm)
     await updater.swap(SwapOptions(mode), is_trial=True)
     paused, *calls = llm.calls
     assert paused == f"pause mode={mode} clear_cache=True"
@@ -186,8 +189,7 @@ def connector(name: str, **extra: Any) -> Any:
 async def test_a_cache_in_host_memory_is_reset_without_frozen_generations(resets: bool, mode: PauseMode) -> None:
     llm = full_weights()
     llm.vllm_config.kv_transfer_config = connector("OffloadingConnector")
-    updater = updater_of(llm)
-    await updater.stage(3, WEIGHTS)
+    updater = await staged(llm)
     await updater.swap(SwapOptions("keep", resets))
     assert f"pause mode={mode} clear_cache={resets}" in llm.calls
     assert updater.aborts == resets
@@ -217,8 +219,7 @@ async def test_a_swap_that_is_no_trial_ends_one() -> None:
 
 async def test_a_failed_swap_names_the_worker_and_leaves_the_version_as_it_was() -> None:
     llm = full_weights(swap_staged=[[(0.0, "ValueError: other shape")]])
-    updater = updater_of(llm)
-    await updater.stage(3, WEIGHTS)
+    updater = await staged(llm)
     with pytest.raises(WeightsFailed, match="Worker 0: ValueError: other shape"):
         await updater.swap(SwapOptions())
     assert updater.is_paused

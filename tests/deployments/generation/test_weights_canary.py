@@ -14,7 +14,7 @@ from deployments.generation.adapters import Adapters, LoadedAdapter
 from deployments.generation.weights_canary import CANARY_PROMPT_TOKENS, CANARY_TOKENS, WeightsCanary, canary_prompts
 from deployments.protocols.generation import GenerationRequest
 from tests.fakes.async_llm import ScriptedLLM, adapter_folder
-from tests.virtual_time import run
+from tests.virtual_time import synchronous
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
@@ -69,15 +69,13 @@ class Engine:
         return await self.adapters.load("7", 7, folder)
 
 
-def tried(answer: Callable[[LoadedAdapter | None], RequestOutput]) -> tuple[bool, Engine]:
-    async def play() -> tuple[bool, Engine]:
-        engine = Engine(answer)
-        folder = adapter_folder("7")
-        changes_nothing = await engine.canary.try_adapter(await engine.load(folder))
-        assert [path.name for path in folder.parent.iterdir()] == ["7"]
-        return changes_nothing, engine
-
-    return run(play())
+@synchronous
+async def tried(answer: Callable[[LoadedAdapter | None], RequestOutput]) -> tuple[bool, Engine]:
+    engine = Engine(answer)
+    folder = adapter_folder("7")
+    changes_nothing = await engine.canary.try_adapter(await engine.load(folder))
+    assert [path.name for path in folder.parent.iterdir()] == ["7"]
+    return changes_nothing, engine
 
 
 @pytest.mark.parametrize("with_it", [-1.0, -2.0])

@@ -69,7 +69,7 @@ async def test_what_cannot_be_shown_breaks_the_step_and_nothing_is_kept(images: 
     assert store.puts == []
 
 
-@virtual_time.test
+@virtual_time.synchronous
 async def test_without_room_the_step_can_be_made_again() -> None:
     full = ImagesInProcess(ImagesSettings(max_bytes=10))
     with pytest.raises(Overloaded, match=r"^The images of an observation have no room: 0 bytes are kept"):

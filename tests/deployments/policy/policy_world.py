@@ -221,6 +221,12 @@ class World:
     async def until_updating(self, version: int) -> None:
         await until(lambda: self.versions.updating_to == version)
 
+    async def updating(self, version: int, content: bytes) -> asyncio.Task[PolicyUpdate]:
+        """A push whose weights the replicas are loading."""
+        pushing = self.pushing(version, content)
+        await self.until_updating(version)
+        return pushing
+
     @property
     def is_busy(self) -> bool:
         """Whether an update or a transfer is under way."""

@@ -32,12 +32,8 @@ def test_an_actor_that_has_ended_is_not_alive_whatever_ended_it(error: Exception
     assert asyncio.run(RayCluster().is_alive(EndedActor(error))) is False
 
 
-def test_a_file_of_a_node_that_is_lost_is_one_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_of_a_node_that_is_lost_is_one_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = TaskUnschedulableError("the node\nis gone")
     monkeypatch.setattr(cluster, "_read_task", lambda: EndedActor(lost))
-
-    async def read() -> bytes:
-        return await RayCluster().read(StoredFile("/saved", "ab" * 28, inode=0, modified_ns=0), 0, 10)
-
     with pytest.raises(OSError, match=r"^/saved could not be read on its node: .*is gone$"):
-        asyncio.run(read())
+        await RayCluster().read(StoredFile("/saved", "ab" * 28, inode=0, modified_ns=0), 0, 10)

@@ -47,8 +47,7 @@ async def test_new_weights_and_new_adapters_end_a_hold(world: World) -> None:
 async def test_a_hold_waits_for_an_update_and_one_that_was_released_meanwhile_is_not_made(world: World) -> None:
     [replica] = await fleet(world, "r0")
     replica.holds = {Stage}
-    pushing = world.pushing(2, weights(3.0))
-    await world.until_updating(2)
+    pushing = await world.updating(2, weights(3.0))
     holding = asyncio.create_task(world.store.hold("keep", 20.0))
     await settled()
     releasing = asyncio.create_task(world.store.release())
@@ -65,8 +64,7 @@ async def test_a_hold_waits_for_an_update_and_one_that_was_released_meanwhile_is
 async def test_the_time_for_which_a_hold_waits_is_part_of_it(world: World) -> None:
     [replica] = await fleet(world, "r0")
     replica.holds = {Stage}
-    pushing = world.pushing(2, weights(3.0))
-    await world.until_updating(2)
+    pushing = await world.updating(2, weights(3.0))
     short, long = (asyncio.create_task(world.store.hold("keep", 15.0 + more)) for more in (-10.0, 5.0))
     await asyncio.sleep(15.0)
     replica.go_on.set()

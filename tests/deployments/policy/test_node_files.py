@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -26,7 +26,7 @@ from deployments.storage.storage import AWAY_S
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import a_payload
 from tests.deployments.policy.weight_files import GOOD, delta_of
-from tests.virtual_time import now, run
+from tests.virtual_time import now, synchronous
 
 LOST = PolicyStoreLost("The policy store died during the call.")
 
@@ -133,13 +133,15 @@ def test_the_stores_own_file_is_mapped_where_it_can_be_read(
         assert file.path.read_bytes() == stored.read_bytes()
 
 
+@synchronous
+async def files_of_three(node: Callable[[], NodeWeights], payload: VersionPayload) -> list[NodeFile]:
+    """Of three replicas that ask at once."""
+    return await asyncio.gather(*(node().file_of(payload) for _ in range(3)))
+
+
 def test_the_replicas_of_a_node_fetch_a_version_once_and_map_one_file(tmp_path: Path, stored: Path) -> None:
     source, payload = ScriptedReads(stored.read_bytes()), away(payload_of(stored))
-
-    async def play() -> Sequence[NodeFile]:
-        return await asyncio.gather(*(node(tmp_path, source).file_of(payload) for _ in range(3)))
-
-    found = asyncio.run(play())
+    found = files_of_three(lambda: node(tmp_path, source), payload)
     assert len({file.path for file in found}) == 1
     assert sorted(file.fetched_bytes for file in found) == [0, 0, payload.size_bytes]
     assert source.offsets == [0]
@@ -147,19 +149,15 @@ def test_the_replicas_of_a_node_fetch_a_version_once_and_map_one_file(tmp_path: 
     assert asyncio.run(node(tmp_path).file_of(payload)) == NodeFile(found[0].path), "a replica that comes later"
 
 
-def test_while_another_process_fetches_a_version_the_replica_waits_for_it(tmp_path: Path, stored: Path) -> None:
+async def test_while_another_process_fetches_a_version_the_replica_waits_for_it(tmp_path: Path, stored: Path) -> None:
     payload, weights = away(payload_of(stored)), node(tmp_path)
     final = place_of(tmp_path, payload)
-
-    async def play() -> NodeFile:
-        with FileLock(final.with_suffix(".lock")):
-            waiting = asyncio.create_task(weights.file_of(payload))
-            await asyncio.sleep(0.02)
-            assert not waiting.done()
-            shutil.copy(stored, final)
-        return await waiting
-
-    assert asyncio.run(play()) == NodeFile(final)
+    with FileLock(final.with_suffix(".lock")):
+        waiting = asyncio.create_task(weights.file_of(payload))
+        await asyncio.sleep(0.02)
+        assert not waiting.done()
+        shutil.copy(stored, final)
+    assert await waiting == NodeFile(final)
 
 
 def test_what_a_process_had_fetched_when_it_died_is_fetched_anew(tmp_path: Path, stored: Path) -> None:
@@ -179,15 +177,11 @@ def test_damaged_bytes_are_no_version(tmp_path: Path, stored: Path, damaged: int
 
 
 def test_versions_that_nobody_needs_leave_the_node_when_another_one_comes(tmp_path: Path, stored: Path) -> None:
-    old, current, new = (away(payload_of(stored, version=version)) for version in (5, 6, 7))
     source = ScriptedReads(stored.read_bytes())
-
-    async def play() -> None:
-        for payload, keep in ((old, {5}), (current, {5, 6}), (new, {6, 7})):
-            source.version = payload.version
-            await node(tmp_path, source).file_of(replace(payload, keep=frozenset(keep)))
-
-    asyncio.run(play())
+    old, current, new = (away(payload_of(stored, version=version)) for version in (5, 6, 7))
+    for payload, keep in ((old, {5}), (current, {5, 6}), (new, {6, 7})):
+        source.version = payload.version
+        asyncio.run(node(tmp_path, source).file_of(replace(payload, keep=frozenset(keep))))
     assert files(tmp_path) == names(current, new)
 
 
@@ -273,11 +267,7 @@ def test_a_node_fetches_the_changes_and_a_base_that_it_lacks(tmp_path: Path, sto
 
 def test_on_the_node_of_the_store_a_delta_is_applied_once(tmp_path: Path, stored: Path) -> None:
     change = Change(stored)
-
-    async def play() -> Sequence[NodeFile]:
-        return await asyncio.gather(*(node(tmp_path, node_id="store's").file_of(change.payload) for _ in range(3)))
-
-    found = asyncio.run(play())
+    found = files_of_three(lambda: node(tmp_path, node_id="store's"), change.payload)
     assert {file.path.read_bytes() for file in found} == {change.new.read_bytes()}
     assert sorted(file.read_bytes for file in found) == [0, 0, change.changes.size_bytes]
     assert {file.fetched_bytes for file in found} == {0}
@@ -318,19 +308,16 @@ def short_ranges() -> object:
         yield
 
 
-def fetched(folder: Path, source: ScriptedReads, size: int | None = None, after_s: float = 0.0) -> bytes:
+@synchronous
+async def fetched(folder: Path, source: ScriptedReads, size: int | None = None, after_s: float = 0.0) -> bytes:
     """The file that a node has fetched, or the failure `after_s` seconds."""
     weights = node(folder, source)
     payload = replace(a_payload(7), size_bytes=len(source.content) if size is None else size)
-
-    async def play() -> bytes:
-        try:
-            return (await weights.file_of(payload)).path.read_bytes()
-        finally:
-            assert now() == after_s
-            assert not [name for name in await asyncio.to_thread(files, folder) if name.endswith(".fetching")]
-
-    return run(play())
+    try:
+        return (await weights.file_of(payload)).path.read_bytes()
+    finally:
+        assert now() == after_s
+        assert not [name for name in await asyncio.to_thread(files, folder) if name.endswith(".fetching")]
 
 
 @pytest.mark.usefixtures("short_ranges")

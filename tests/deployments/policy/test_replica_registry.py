@@ -31,7 +31,7 @@ from deployments.policy.replica_registry import (
 from tests.deployments.policy.policy_world import a_payload
 from tests.deployments.policy.scripted_replicas import RegistryCommandSource, ScriptedReplica, Step
 from tests.fakes.cluster import ScriptedCluster
-from tests.virtual_time import now, run, settled, until
+from tests.virtual_time import now, settled, synchronous, until
 
 SWAP = Swap(SwapOptions())
 
@@ -195,63 +195,61 @@ EVENTS = st.tuples(st.sampled_from(["register", "ask", "poll", "cut off", "die"]
 
 
 @given(st.lists(EVENTS, max_size=30))
-def test_whatever_happens_each_command_reaches_its_replica_once_or_is_lost(events: list[tuple[str, str]]) -> None:
-    async def story() -> None:
-        actors, polls = Actors(), dict[str, asyncio.Task[NumberedCommand | None]]()
-        waiting: dict[str, list[asyncio.Task[CommandResult]]] = {"a": [], "b": []}
-        fetched: dict[str, dict[int, asyncio.Task[CommandResult]]] = {"a": {}, "b": {}}
-        numbers: list[int] = []
+@synchronous
+async def test_whatever_happens_each_command_reaches_its_replica_once_or_is_lost(events: list[tuple[str, str]]) -> None:
+    actors, polls = Actors(), dict[str, asyncio.Task[NumberedCommand | None]]()
+    waiting: dict[str, list[asyncio.Task[CommandResult]]] = {"a": [], "b": []}
+    fetched: dict[str, dict[int, asyncio.Task[CommandResult]]] = {"a": {}, "b": {}}
+    numbers: list[int] = []
 
-        async def leave(name: str, why: str) -> None:
-            left = [*waiting[name], *fetched[name].values()]
-            await settled()
-            assert [await lost(result) for result in left] == [why] * len(left)
-            waiting[name], fetched[name] = [], {}
-            if (poll := polls.pop(name, None)) is not None:
-                poll.cancel()
-
-        async def happen(event: str, name: str) -> None:
-            replica = next((each for each in actors.registry.replicas if each.replica_id == name), None)
-            if event == "register" or replica is None:
-                actors.dead.discard(name)
-                actors.register(name)
-                await leave(name, "it registered again")
-            elif event == "die":
-                actors.dead.add(name)
-                await actors.registry.drop_dead()
-                await leave(name, "it died")
-            elif event == "ask":
-                waiting[name].append(actors.ask(replica, command_of(name)))
-            elif event == "poll" and name not in polls:
-                report = next((CommandReport(number, LoadedWeights(number)) for number in fetched[name]), None)
-                polls[name] = actors.poll(name, report)
-                if report is not None:
-                    assert await fetched[name].pop(report.command_number) == report
-                    assert replica.loaded == report.loaded
-            elif event == "cut off" and name in polls:
-                waiting[name].append(actors.ask(replica, command_of(name)))
-                await asyncio.sleep(0)
-                polls.pop(name).cancel()
-
-        for event, name in events:
-            await happen(event, name)
-            await settled()
-            if name in polls and waiting[name]:
-                numbered = await polls.pop(name)
-                assert numbered is not None
-                assert (numbered.command, numbered.number in numbers) == (command_of(name), False)
-                numbers.append(numbered.number)
-                fetched[name][numbered.number] = waiting[name].pop(0)
-            unanswered = [result for each in "ab" for result in (*waiting[each], *fetched[each].values())]
-            assert not any(result.done() for result in unanswered)
-            if not unanswered:
-                watched = asyncio.all_tasks() - {asyncio.current_task(), *polls.values()}
-                assert watched == set(), "nobody is watched who has reported"
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
+    async def leave(name: str, why: str) -> None:
+        left = [*waiting[name], *fetched[name].values()]
         await settled()
+        assert [await lost(result) for result in left] == [why] * len(left)
+        waiting[name], fetched[name] = [], {}
+        if (poll := polls.pop(name, None)) is not None:
+            poll.cancel()
 
-    run(story())
+    async def happen(event: str, name: str) -> None:
+        replica = next((each for each in actors.registry.replicas if each.replica_id == name), None)
+        if event == "register" or replica is None:
+            actors.dead.discard(name)
+            actors.register(name)
+            await leave(name, "it registered again")
+        elif event == "die":
+            actors.dead.add(name)
+            await actors.registry.drop_dead()
+            await leave(name, "it died")
+        elif event == "ask":
+            waiting[name].append(actors.ask(replica, command_of(name)))
+        elif event == "poll" and name not in polls:
+            report = next((CommandReport(number, LoadedWeights(number)) for number in fetched[name]), None)
+            polls[name] = actors.poll(name, report)
+            if report is not None:
+                assert await fetched[name].pop(report.command_number) == report
+                assert replica.loaded == report.loaded
+        elif event == "cut off" and name in polls:
+            waiting[name].append(actors.ask(replica, command_of(name)))
+            await asyncio.sleep(0)
+            polls.pop(name).cancel()
+
+    for event, name in events:
+        await happen(event, name)
+        await settled()
+        if name in polls and waiting[name]:
+            numbered = await polls.pop(name)
+            assert numbered is not None
+            assert (numbered.command, numbered.number in numbers) == (command_of(name), False)
+            numbers.append(numbered.number)
+            fetched[name][numbered.number] = waiting[name].pop(0)
+        unanswered = [result for each in "ab" for result in (*waiting[each], *fetched[each].values())]
+        assert not any(result.done() for result in unanswered)
+        if not unanswered:
+            watched = asyncio.all_tasks() - {asyncio.current_task(), *polls.values()}
+            assert watched == set(), "nobody is watched who has reported"
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await settled()
 
 
 # Loading and replacing

@@ -10,6 +10,7 @@ from deployments.policy.run_identity import FolderRefused, RunIdentity
 from deployments.policy.versions import INDEX, _VersionIndex, initial_file, read_index
 from tests.deployments.policy.policy_world import World, adapter, in_world, weights
 from tests.deployments.policy.weight_files import GOOD, written
+from tests.patterns import whole
 
 
 @pytest.fixture
@@ -52,9 +53,8 @@ def test_a_folder_with_versions_goes_on_with_its_run_and_its_model_alone(
     if refusal is None:
         next_.claim(folder)
     else:
-        with pytest.raises(FolderRefused) as refused:
+        with pytest.raises(FolderRefused, match=whole(f"policy.folder: {folder} {refusal}")):
             next_.claim(folder)
-        assert str(refused.value) == f"policy.folder: {folder} {refusal}"
     assert (run_of(folder), read_index(folder).current) == (run, 1)
 
 

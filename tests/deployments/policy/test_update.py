@@ -39,7 +39,7 @@ from tests.deployments.policy.policy_world import (
 )
 from tests.deployments.policy.scripted_replicas import RegistryCommandSource, ScriptedReplica, Step
 from tests.fakes.cluster import ScriptedCluster
-from tests.virtual_time import now, run, settled
+from tests.virtual_time import now, settled, synchronous
 
 OLD, NEW = a_payload(0), a_payload(7)
 
@@ -97,16 +97,14 @@ def replaced(name: str, error: str) -> ReplicaUpdate:
     return ReplicaUpdate(replica_id=name, status="replaced", error=error)
 
 
-def updated(*scripts: Sequence[Step]) -> tuple[Scene, list[ReplicaUpdate]]:
-    async def story() -> tuple[Scene, list[ReplicaUpdate]]:
-        scene = await Scene(scripts).begin()
-        replicas = await scene.update()
-        registered = [replica.replica_id for replica in scene.registry.replicas]
-        assert registered == [update.replica_id for update in replicas if update.status == "swapped"]
-        await scene.end()
-        return scene, replicas
-
-    return run(story())
+@synchronous
+async def updated(*scripts: Sequence[Step]) -> tuple[Scene, list[ReplicaUpdate]]:
+    scene = await Scene(scripts).begin()
+    replicas = await scene.update()
+    registered = [replica.replica_id for replica in scene.registry.replicas]
+    assert registered == [update.replica_id for update in replicas if update.status == "swapped"]
+    await scene.end()
+    return scene, replicas
 
 
 def test_one_replica_tries_a_version_before_it_is_current_and_others_swap() -> None:
@@ -240,8 +238,7 @@ async def test_a_version_not_current_on_disk_is_served_nowhere(world: World, mon
 @in_world()
 async def test_a_second_update_may_be_refused_instead(world: World, tmp_path: Path) -> None:
     await world.replica("r0", command_s=5.0)
-    pushing = world.pushing(1, weights(2.0))
-    await world.until_updating(1)
+    pushing = await world.updating(1, weights(2.0))
     message = "version 1 is being loaded by the replicas; wait for it, or say if_busy=wait"
     async with refused(UpdateUnderWay, "if_busy", message, "refuse"):
         await world.push(2, weights(3.0), if_busy="refuse")
@@ -260,8 +257,7 @@ async def test_a_second_update_may_be_refused_instead(world: World, tmp_path: Pa
 @in_world()
 async def test_an_update_that_is_overtaken_is_refused_and_not_broken(world: World) -> None:
     replica = await world.replica("r0", command_s=5.0)
-    first = world.pushing(1, weights(1.5))
-    await world.until_updating(1)
+    first = await world.updating(1, weights(1.5))
     higher = world.pushing(3, weights(3.0))
     await settled_threads()
     lower = world.pushing(2, weights(2.0))

@@ -195,8 +195,7 @@ async def test_a_refused_upload_is_dropped_unless_trying_again_can_help(world: W
     assert (await world.store.state(0)).uploads == []
     await world.ready("r0", command_s=5.0)
     await world.upload(2, weights(3.0))
-    newer = world.pushing(3, weights(3.0))
-    await world.until_updating(3)
+    newer = await world.updating(3, weights(3.0))
     await world.upload(4, weights(4.0))
     with pytest.raises(UpdateUnderWay):
         await world.complete(4, PushOptions(if_busy="refuse"))

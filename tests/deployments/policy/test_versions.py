@@ -1,6 +1,5 @@
 """Versions on disk: what a store that starts in place of one that died knows of them."""
 
-import asyncio
 import logging
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from deployments.policy.policies import CLEAN_UP_EVERY_S
 from deployments.policy.versions import InitialVersion, Version, Versions
 from tests.deployments.policy.policy_world import World, in_world
 from tests.paths import TINY_MODEL
-from tests.virtual_time import now, until
+from tests.virtual_time import now, runs, until
 
 
 def versions_in(folder: Path) -> Versions:
@@ -38,20 +37,18 @@ class Refused(Exception):
     pass
 
 
-def add(versions: Versions, version: Version, is_current: bool = True) -> None:
-    async def adding() -> None:
-        arrived = versions.folder / "arrived"
-        arrived.parent.mkdir(parents=True, exist_ok=True)
-        arrived.write_bytes(b"%d" % version.version)
-        with suppress(Refused):
-            async with versions.adding(version, arrived):
-                if not is_current:
-                    raise Refused
-                versions.make_current(version)
-        versions.note_published()
-        arrived.unlink()
-
-    asyncio.run(adding())
+@runs
+async def add(versions: Versions, version: Version, is_current: bool = True) -> None:
+    arrived = versions.folder / "arrived"
+    arrived.parent.mkdir(parents=True, exist_ok=True)
+    arrived.write_bytes(b"%d" % version.version)
+    with suppress(Refused):
+        async with versions.adding(version, arrived):
+            if not is_current:
+                raise Refused
+            versions.make_current(version)
+    versions.note_published()
+    arrived.unlink()
 
 
 def files(folder: Path) -> set[str]:

@@ -1,6 +1,7 @@
 """Calls that callers share, and loops that outlive a loss."""
 
 import asyncio
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -46,11 +47,8 @@ async def test_work_is_repeated_until_what_it_needs_is_back() -> None:
 
 
 def test_what_is_no_loss_is_raised() -> None:
-    async def work() -> None:
-        raise ValueError
-
     with pytest.raises(ValueError, match=r"^$"):
-        virtual_time.run(until_back(work, KeyError, 2.0))
+        virtual_time.run(until_back(AsyncMock(side_effect=ValueError), KeyError, 2.0))
 
 
 async def test_tasks_are_waited_for_to_their_end() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import aclosing
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -147,9 +148,7 @@ async def test_a_call_that_is_cancelled_keeps_no_other_from_its_result() -> None
 
 
 def test_a_cancellation_at_the_other_end_ends_the_message() -> None:
-    async def cancelled() -> int:
-        raise asyncio.CancelledError
-
+    cancelled = AsyncMock(side_effect=asyncio.CancelledError)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(results_of([cancelled()]))
 

@@ -15,6 +15,7 @@ from deployments.sandbox import Limits, LocalSandbox, Outcome, Program, SandboxL
 from deployments.sandbox.local import DEFAULT_LIMITS
 from deployments.sandbox.programs.jail import SET_CHILD_SUBREAPER
 from tests.deployments.sandbox.running_processes import is_running
+from tests.virtual_time import end_by_cancellation
 
 pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
 
@@ -119,9 +120,7 @@ async def test_a_run_that_nobody_waits_for_is_ended(sandbox: LocalSandbox) -> No
     task = asyncio.create_task(sandbox.run(Program("import time\ntime.sleep(99)", arguments=(token,)), {}, Limits()))
     while not is_running(token):
         await asyncio.sleep(0.01)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await end_by_cancellation(task)
     while is_running(token):
         await asyncio.sleep(0.01)
 

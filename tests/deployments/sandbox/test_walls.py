@@ -3,6 +3,7 @@
 import os
 import uuid
 from contextlib import ExitStack
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -40,10 +41,8 @@ def test_without_namespaces_the_walls_stand_that_the_kernel_has_means_for(
 
 
 def test_a_machine_on_which_no_program_runs_has_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run(*_: object) -> Outcome:
-        return Outcome("exit", 126, "", "no interpreter", 0.1)
-
-    monkeypatch.setattr(LocalSandbox, "_run", run)
+    ended = Outcome("exit", 126, "", "no interpreter", 0.1)
+    monkeypatch.setattr(LocalSandbox, "_run", AsyncMock(return_value=ended))
     says = r"^No program can be run .* limits: a program ended by exit with exit code 126 and wrote 'no interpreter'\.$"
     with pytest.raises(SandboxLost, match=says):
         LocalSandbox(isolation="limits")

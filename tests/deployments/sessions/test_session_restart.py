@@ -113,7 +113,7 @@ async def test_a_store_with_less_room_drops_what_was_used_longest_ago() -> None:
         assert list(kept.storage.kept.records) == names
 
 
-@virtual_time.test
+@virtual_time.synchronous
 async def test_while_the_database_fails_nothing_is_shown_that_is_not_stored() -> None:
     kept = await Kept().open()
     plan = await kept.store.plan("s", "one", [QUESTION], PLAIN)
@@ -132,7 +132,7 @@ async def test_while_the_database_fails_nothing_is_shown_that_is_not_stored() ->
     assert (info.status, info.branches) == ("ended", 1)
 
 
-@virtual_time.test
+@virtual_time.synchronous
 async def test_a_session_that_cannot_be_read_is_read_when_the_database_is_back() -> None:
     kept = await Kept().open()
     await kept.call("one")
@@ -158,7 +158,7 @@ async def test_a_store_that_another_one_has_replaced_refuses_every_call() -> Non
     assert (await new.samples("s", "team")).samples == []
 
 
-@virtual_time.test
+@virtual_time.synchronous
 async def test_calls_that_come_while_others_are_stored_are_stored_together() -> None:
     kept = await Kept().open()
     messages = {name: [{"role": "user", "content": name}] for name in "abc"}

@@ -29,16 +29,13 @@ def away(failure: Exception, until_s: float = 1e9) -> StoreHandle:
     return StoreHandle(answer)
 
 
-def call(handle: Any, method: str) -> tuple[Any, float]:
+@virtual_time.synchronous
+async def call(handle: Any, method: str) -> tuple[Any, float]:
     """What a call returns or raises, and after how many seconds."""
     arguments = [None for _ in inspect.signature(getattr(SessionStore, method)).parameters][1:]
-
-    async def called() -> tuple[Any, float]:
-        method_of_client = getattr(session_store_client(handle), method)
-        [result] = list[Any](await asyncio.gather(method_of_client(*arguments), return_exceptions=True))
-        return result, virtual_time.now()
-
-    return virtual_time.run(called())
+    method_of_client = getattr(session_store_client(handle), method)
+    [result] = list[Any](await asyncio.gather(method_of_client(*arguments), return_exceptions=True))
+    return result, virtual_time.now()
 
 
 DIED, REPLACED, FAILED = ActorDiedError(), StoreReplaced("by another"), StorageFailed("no room")
@@ -72,7 +69,7 @@ def test_what_stays_away_is_lost(method: str, failure: Exception, lost: type[Exc
     assert (type(result), after_s) == (lost, pytest.approx(lost_after_s, abs=1 if lost_after_s else 0))
 
 
-def test_plans_of_one_moment_are_made_together_and_each_has_its_own_answer() -> None:
+async def test_plans_of_one_moment_are_made_together_and_each_has_its_own_answer() -> None:
     asked: list[list[str]] = []
 
     def answer(_method: str, planned: str, calls: Sequence[Any]) -> list[Any]:
@@ -84,15 +81,11 @@ def test_plans_of_one_moment_are_made_together_and_each_has_its_own_answer() -> 
 
     handle: Any = StoreHandle(answer)
     client = session_store_client(handle)
-
-    async def plans() -> list[Any]:
-        calls = [
-            client.plan(session_id, call_id, [{}], ChatContext())
-            for session_id, call_id in (("kept", "1"), ("gone", "2"), ("kept", "3"))
-        ]
-        return await asyncio.gather(*calls, return_exceptions=True)
-
-    first, second, third = virtual_time.run(plans())
+    calls = [
+        client.plan(session_id, call_id, [{}], ChatContext())
+        for session_id, call_id in (("kept", "1"), ("gone", "2"), ("kept", "3"))
+    ]
+    first, second, third = list[Any](await asyncio.gather(*calls, return_exceptions=True))
     assert (first.covered, str(second), third.covered) == (1, str(session_unknown("gone")), 3)
     assert asked == [["1", "2", "3"], ["3"]], "a store that was replaced is asked again"
 

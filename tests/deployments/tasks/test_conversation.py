@@ -7,7 +7,8 @@ from pydantic import BaseModel
 
 from deployments.tasks.conversation import ConversationEnvironment
 from deployments.tasks.multi_reward import EnvironmentPart
-from rollout_env import ChatMessage, ModelUser, ScriptedChatModel, StepOutcome, TaskEnvironment, check, play
+from rollout_env import ChatMessage, ModelUser, ScriptedChatModel, StepOutcome, check, play
+from tests.fakes.environment import StepsAlone
 
 TOOLS = "deployments.tasks.tool_calls:ToolCallsEnvironment"
 SAMPLE = {
@@ -49,17 +50,13 @@ class Anything(BaseModel):
     """No fields."""
 
 
-class Endless(TaskEnvironment):
+class Endless(StepsAlone):
     """Judges each reply, and would go on."""
 
-    description = "Endless."
     ExtraEnvInfo = Anything
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: Anything) -> StepOutcome:
         return StepOutcome({"role": "user", "content": "Go on."}, 0.5, terminated=False)
-
-    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        return [{"messages": SAMPLE["messages"], "extra_env_info": {}}] * count
 
 
 def test_the_end_of_the_user_is_the_end_whatever_the_judge_says() -> None:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from deployments.tasks.instruction_following import InstructionFollowingEnvironment, _InstructionInfo
 from rollout_env import StepOutcome, check
+from tests.virtual_time import runs
 
 # The library takes seconds to import.
 pytestmark = pytest.mark.slow
@@ -32,18 +33,16 @@ def environments() -> Iterator[dict[str, InstructionFollowingEnvironment]]:
         environment.close()
 
 
-def judged(environment: InstructionFollowingEnvironment, *rows: dict[str, Any]) -> list[StepOutcome]:
-    async def judge() -> list[StepOutcome]:
-        steps = (
-            environment.step(
-                [{"role": "user", "content": row.get("prompt", "")}, {"role": "assistant", "content": row["response"]}],
-                _InstructionInfo.model_validate(row),
-            )
-            for row in rows
+@runs
+async def judged(environment: InstructionFollowingEnvironment, *rows: dict[str, Any]) -> list[StepOutcome]:
+    steps = (
+        environment.step(
+            [{"role": "user", "content": row.get("prompt", "")}, {"role": "assistant", "content": row["response"]}],
+            _InstructionInfo.model_validate(row),
         )
-        return await asyncio.gather(*steps)
-
-    return asyncio.run(judge())
+        for row in rows
+    )
+    return await asyncio.gather(*steps)
 
 
 @pytest.mark.parametrize("score", ["strict", "loose"])

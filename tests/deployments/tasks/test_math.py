@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from deployments.environments.host import _refused_fields
 from deployments.tasks.math import MathEnvironment, _compare, _ground_truth_text, _MathInfo
 from deployments.tasks.replies import AnswerForm, last_box
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TemporaryFailure, check
+from tests.patterns import whole
 from tests.virtual_time import runs
 
 RIGHT, WRONG = {"correctness": 1.0}, {"correctness": 0.0}
@@ -71,7 +71,7 @@ NO_MATH = "extra_env_info.ground_truth is not a mathematical expression: "
 def test_a_ground_truth_that_cannot_be_read_rejects_the_sample(
     environment: MathEnvironment, truth: str, form: AnswerForm | None, says: str
 ) -> None:
-    with pytest.raises(SampleRejected, match=f"^{re.escape(says)}$"):
+    with pytest.raises(SampleRejected, match=whole(says)):
         judge(environment, "\\boxed{B}", truth, form)
 
 

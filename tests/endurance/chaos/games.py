@@ -53,6 +53,7 @@ def what_counts(result: SampleResult) -> tuple[object, ...]:
 OPTIONS: dict[str, Any] = {"sampling": SAMPLING, "max_rollout_turns": TURNS, "sample_retries": SAMPLE_RETRIES}
 
 
+@dataclass
 class Games:
     """One run of all games, in several requests that are streamed, each with an `Idempotency-Key`.
 
@@ -62,25 +63,17 @@ class Games:
         counts: what of a result must be the same each time that it is brought.
     """
 
-    def __init__(
-        self,
-        client: AsyncRolloutClient,
-        games: Sequence[SampleInput],
-        options: Mapping[str, Any] = OPTIONS,
-        broken: type[RolloutError] = StreamBroken,
-        counts: Callable[[SampleResult], object] = what_counts,
-    ) -> None:
-        self.outcome = Outcome()
-        self._client = client
-        self._games = games
-        self._options = options
-        self._broken = broken
-        self._counts = counts
+    client: AsyncRolloutClient
+    games: Sequence[SampleInput]
+    options: Mapping[str, Any] = field(default_factory=lambda: OPTIONS)
+    broken: type[RolloutError] = StreamBroken
+    counts: Callable[[SampleResult], object] = what_counts
+    outcome: Outcome = field(default_factory=Outcome)
 
     async def play(self) -> Outcome:
         """Returns when every game has come back, or its request has failed for good."""
         began = monotonic()
-        numbers = range(len(self._games))
+        numbers = range(len(self.games))
         requests = (numbers[begin : begin + A_REQUEST] for begin in numbers[::A_REQUEST])
         await asyncio.gather(*map(self._play_request, requests))
         self.outcome.seconds = monotonic() - began
@@ -91,7 +84,7 @@ class Games:
         while True:
             try:
                 await self._follow(numbers, key)
-            except self._broken:
+            except self.broken:
                 self.outcome.posted_again += 1
                 await asyncio.sleep(POSTED_AGAIN_AFTER_S)
                 continue
@@ -102,8 +95,8 @@ class Games:
     async def _follow(self, numbers: Sequence[int], key: str) -> None:
         """Reads the rollouts of one request, all of them, also where an earlier stream of it has brought some."""
         brought: set[int] = set()
-        samples = [self._games[number] for number in numbers]
-        async with self._client.stream(samples, idempotency_key=key, **self._options) as rollouts:
+        samples = [self.games[number] for number in numbers]
+        async with self.client.stream(samples, idempotency_key=key, **self.options) as rollouts:
             async for position, result in rollouts.with_positions():
                 self._take(numbers[position], result, is_again=position in brought)
                 brought.add(position)
@@ -111,5 +104,5 @@ class Games:
     def _take(self, number: int, result: SampleResult, is_again: bool) -> None:
         self.outcome.twice += is_again
         earlier = self.outcome.results.setdefault(number, result)
-        if self._counts(earlier) != self._counts(result):
+        if self.counts(earlier) != self.counts(result):
             self.outcome.errors.append(f"game {number} had another result when its request was posted again")

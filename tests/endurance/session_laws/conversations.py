@@ -37,6 +37,7 @@ class Conversation(Generic[Context]):
         return Conversation(self.context, *kept)
 
 
+@dataclass
 class Moves(Generic[Context]):
     """Draws what an agent does next.
 
@@ -46,39 +47,32 @@ class Moves(Generic[Context]):
         later_roles: of messages that follow a response.
     """
 
-    def __init__(
-        self,
-        choose: Choose,
-        new: Callable[[str], Message],
-        contexts: Sequence[Context],
-        later_roles: Sequence[str] = ("user",),
-    ) -> None:
-        self._choose = choose
-        self._new = new
-        self._contexts = contexts
-        self._later_roles = later_roles
+    choose: Choose
+    new: Callable[[str], Message]
+    contexts: Sequence[Context]
+    later_roles: Sequence[str] = ("user",)
 
     def next(self, action: str, before: Conversation[Context]) -> Conversation[Context]:
         """Args: `before` ends with a response, unless the action is `SUBAGENT`."""
         count = len(before.messages)
         if action == CONTINUE:
-            role = self._choose(self._later_roles)
-            return before.with_new(*map(self._new, self._choose([[role], [role, "user"]])))
+            role = self.choose(self.later_roles)
+            return before.with_new(*map(self.new, self.choose([[role], [role, "user"]])))
         if action == RETRY:
             answers = [place for place, message in enumerate(before.messages) if message["role"] == "assistant"]
             return before.of(range(answers[-1]))
         if action == EDIT:
-            place = self._choose(range(count))
-            edited = {**before.messages[place], "content": self._new("user")["content"]}
-            return before.of(range(place)).with_new(edited).with_new(self._new("user"))
+            place = self.choose(range(count))
+            edited = {**before.messages[place], "content": self.new("user")["content"]}
+            return before.of(range(place)).with_new(edited).with_new(self.new("user"))
         if action == COMPACT:
-            kept = self._choose(range(count))
-            summary = before.of([0]).with_new(self._new("user"))
+            kept = self.choose(range(count))
+            summary = before.of([0]).with_new(self.new("user"))
             rest = before.of(range(count - kept, count))
             joined = Conversation(before.context, summary.messages + rest.messages, summary.origins + rest.origins)
-            return joined.with_new(self._new("user"))
+            return joined.with_new(self.new("user"))
         if action == FORGET:
-            dropped = self._choose(range(count))
-            return before.of(place for place in range(count) if place != dropped).with_new(self._new("user"))
-        begun: Conversation[Context] = Conversation(self._choose(self._contexts))
-        return begun.with_new(*map(self._new, self._choose([["system", "user"], ["user"]])))
+            dropped = self.choose(range(count))
+            return before.of(place for place in range(count) if place != dropped).with_new(self.new("user"))
+        begun: Conversation[Context] = Conversation(self.choose(self.contexts))
+        return begun.with_new(*map(self.new, self.choose([["system", "user"], ["user"]])))

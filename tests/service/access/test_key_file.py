@@ -78,7 +78,7 @@ def test_a_file_that_cannot_be_used_keeps_the_last_keys_and_is_logged_once(
     assert file.lets_in() == [False, True]
 
 
-def test_requests_of_one_moment_read_it_once(file: WatchedFile, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_of_one_moment_read_it_once(file: WatchedFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write(NEW)
     file.now_s += CHECK_PERIOD_S
     reads = 0
@@ -90,12 +90,8 @@ def test_requests_of_one_moment_read_it_once(file: WatchedFile, monkeypatch: pyt
         return read_bytes(path)
 
     monkeypatch.setattr(Path, "read_bytes", counted)
-
-    async def ask() -> list[bool]:
-        rings = await asyncio.gather(*(file.keys.keys() for _ in range(50)))
-        return [ring.caller_with(NEW) is not None and ring.caller_with(OLD) is None for ring in rings]
-
-    assert asyncio.run(ask()) == [True] * 50
+    rings = await asyncio.gather(*(file.keys.keys() for _ in range(50)))
+    assert [ring.caller_with(NEW) is not None and ring.caller_with(OLD) is None for ring in rings] == [True] * 50
     assert reads == 1
 
 

@@ -154,7 +154,7 @@ async def test_a_run_that_fails_has_what_was_generated_until_then() -> None:
     assert await service.sessions_left() == 0
 
 
-@virtual_time.test
+@virtual_time.synchronous
 async def test_a_session_is_kept_while_its_agent_makes_no_call() -> None:
     async def thinks(program: CallingProgram, session_id: str) -> None:
         for _ in range(20):
@@ -171,8 +171,7 @@ async def test_a_session_is_kept_while_its_agent_makes_no_call() -> None:
     [session] = await service.store.infos("")
     assert session.expires_at is not None
     assert session.expires_at.timestamp() - now() <= 600
-    running.cancel()
-    await asyncio.wait([running])
+    await virtual_time.end_by_cancellation(running)
 
 
 @pytest.mark.parametrize(
@@ -204,9 +203,7 @@ async def test_a_run_that_is_interrupted_returns_with_what_was_generated() -> No
 async def test_a_run_that_is_cancelled_ends_its_agent_and_deletes_its_session() -> None:
     service = Service(asks_and_waits)
     running = await waiting_run(service)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await virtual_time.end_by_cancellation(running)
     assert service.program.was_cancelled
     assert await service.sessions_left() == 0
 
@@ -227,9 +224,7 @@ async def test_a_run_that_is_cancelled_while_its_session_is_opened_leaves_none(s
     service.store.open = open_slowly  # type: ignore[method-assign, assignment]
     running = asyncio.create_task(service.run())
     await asyncio.sleep(0.001)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await virtual_time.end_by_cancellation(running)
     goes_on.set()
     await asyncio.wait_for(opened.wait(), 60)
     assert await service.sessions_left() == 0

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from unittest.mock import AsyncMock
 
 import pytest
 from ray.exceptions import (
@@ -28,10 +29,7 @@ def received(answer: Callable[[], Message]) -> list[Message]:
     async def receive() -> Message:
         return answer()
 
-    async def send(_message: Message) -> None:
-        raise AssertionError
-
-    asyncio.run(ServeRequests(app, request_pacer())({"type": "http"}, receive, send))
+    asyncio.run(ServeRequests(app, request_pacer())({"type": "http"}, receive, AsyncMock(side_effect=AssertionError)))
     return heard
 
 

@@ -10,6 +10,7 @@ from deployments.policy.failures import ChunkDamaged
 from service.http import upload_chunk
 from service.http.upload_chunk import _UploadChunk, checked_parts, chunk_of
 from service.problems import RequestProblem
+from tests.virtual_time import runs
 
 WHOLE = _UploadChunk(weights_digest=None, is_zstd=False)
 
@@ -19,11 +20,9 @@ async def stream(datas: Sequence[bytes]) -> AsyncIterator[bytes]:
         yield data
 
 
-def parts(chunk: _UploadChunk, *datas: bytes) -> list[tuple[int, bytes]]:
-    async def collect() -> list[tuple[int, bytes]]:
-        return [part async for part in checked_parts(chunk, stream(datas))]
-
-    return asyncio.run(collect())
+@runs
+async def parts(chunk: _UploadChunk, *datas: bytes) -> list[tuple[int, bytes]]:
+    return [part async for part in checked_parts(chunk, stream(datas))]
 
 
 def sha256(content: bytes) -> str:

@@ -17,6 +17,7 @@ from service.images.request_images import RequestImages, with_names
 from service.problems import MOST_PROBLEMS, RequestProblem
 from tests.deployments.images.pictures import animation, picture
 from tests.fakes.image_store import ImagesInProcess
+from tests.virtual_time import runs
 
 RED, BLUE, GREEN = picture("red"), picture("blue", "JPEG"), picture("green", size=(5, 3))
 ANN, BOB = Caller("ann", frozenset(["rollout"])), Caller("bob", frozenset(["rollout"]))
@@ -57,16 +58,13 @@ class Images:
         self.store = ImagesInProcess(self.settings)
         self.images = RequestImages(self.store, self.settings)
 
-    def named(self, request: RolloutRequest, caller: Caller = ANN, before: Sequence[bytes] = ()) -> RolloutRequest:
+    @runs
+    async def named(self, body: RolloutRequest, caller: Caller = ANN, before: Sequence[bytes] = ()) -> RolloutRequest:
         """The named request, where the caller has put images `before`."""
-
-        async def name() -> RolloutRequest:
-            if before:
-                await self.store.put(before, caller.name)
-            self.store.puts.clear()
-            return await with_names(self.images, request, caller)
-
-        return asyncio.run(name())
+        if before:
+            await self.store.put(before, caller.name)
+        self.store.puts.clear()
+        return await with_names(self.images, body, caller)
 
     def problems(self, request: RolloutRequest, **options: Any) -> list[tuple[str, str]]:
         """The fields and messages with which the request is refused. Nothing is kept of it."""
@@ -129,12 +127,7 @@ def test_every_problem_is_named_by_its_field() -> None:
 
 def test_an_image_of_another_key_is_refused() -> None:
     images = Images()
-
-    async def put() -> str:
-        [name] = await images.store.put([RED], "ann")
-        return name
-
-    name = asyncio.run(put())
+    [name] = asyncio.run(images.store.put([RED], "ann"))
     assert [field for field, _ in images.problems(request_of([name]), caller=BOB)] == [
         "samples[0].messages[0].content[1].image"
     ]

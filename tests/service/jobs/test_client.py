@@ -9,6 +9,7 @@ import pytest
 from rollout_client import AsyncRolloutClient, RequestRejected
 from rollout_client.errors import RolloutTimeout
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, slow_cluster
+from tests.virtual_time import end_by_cancellation
 
 REQUEST = request_of(groups=3)
 SAMPLES: list[Any] = REQUEST["samples"]
@@ -46,9 +47,7 @@ async def test_a_cancelled_call_with_a_key_ends_its_run(call: Callable[[AsyncRol
     calling = asyncio.ensure_future(call(cluster.client(0)))
     await asyncio.sleep(2)
     assert len(await cluster.all_jobs()) == 1
-    calling.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await calling
+    await end_by_cancellation(calling)
     await asyncio.sleep(1)
     assert (await cluster.all_jobs(), cluster.generator.cancelled) == ([], 6)
 

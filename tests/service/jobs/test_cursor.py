@@ -128,7 +128,7 @@ class Trainer:
     )
 )
 @settings(max_examples=8)
-@virtual_time.test
+@virtual_time.synchronous
 async def test_each_sample_is_trained_on_once_whatever_dies(happenings: list[tuple[str, Any]]) -> None:
     cluster = ScriptedIngresses(data=Rows(), environment=FlakyEnvironment({FIRST + 1: 2, FIRST + 3: 4, FIRST + 6: 1}))
     job = await cluster.client(0).jobs.submit(samples_from=[RANGE], **OPTIONS)

@@ -56,7 +56,7 @@ def names(samples: list[dict[str, Any]]) -> list[Rollout]:
 
 @settings(max_examples=8, deadline=None)
 @given(kills_after_s=st.lists(st.sampled_from([0.5, 1, 1.5, 2, 4, 7]), max_size=3))
-@virtual_time.test
+@virtual_time.synchronous
 async def test_each_end_is_counted_and_recorded_once_whatever_dies(kills_after_s: list[float]) -> None:
     cluster = CountedIngresses()
     job_id = await cluster.submit(request_of(groups=4, max_rollout_turns=6))

@@ -100,7 +100,7 @@ async def play(service: ScriptedIngresses, groups: int, kills_after_s: list[int]
 
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 99), kills_after_s=st.lists(st.integers(1, 25), max_size=3))
-@virtual_time.test
+@virtual_time.synchronous
 async def test_a_job_brings_each_group_once_in_order_whatever_dies(seed: int, kills_after_s: list[int]) -> None:
     _, (*groups, last) = await play(cluster(seed), 5, kills_after_s)
     played = [[each["sample"] for each in event["samples"]] for event in groups]

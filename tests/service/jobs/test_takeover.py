@@ -64,7 +64,7 @@ async def playing(after_s: float, **headers: str) -> tuple[ScriptedIngresses, st
 @pytest.mark.slow
 @given(deaths)
 @settings(max_examples=20)
-@virtual_time.test
+@virtual_time.synchronous
 async def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run(
     undisturbed: Undisturbed, deaths: list[tuple[float, str]]
 ) -> None:

@@ -162,8 +162,7 @@ async def test_a_caller_that_leaves_a_stalled_stream_aborts_its_call() -> None:
     }  # fmt: skip
     call = asyncio.create_task(service.app(scope, receive, send))
     await asyncio.sleep(1.0)
-    call.cancel()
-    await asyncio.wait({call})
+    await virtual_time.end_by_cancellation(call)
     assert server.was_left
     assert service.admission.in_flight.rollouts == 0
 
@@ -197,8 +196,7 @@ async def test_a_caller_that_leaves_a_stream_that_waits_aborts_its_call(leaves_a
     body = {"stream": True}
     call = asyncio.create_task(service.asked(lambda http: http.post("/v1/chat/completions", json=body)))
     await asyncio.sleep(leaves_after_s)
-    call.cancel()
-    await asyncio.wait({call})
+    await virtual_time.end_by_cancellation(call)
     assert server.was_left
     assert service.admission.in_flight.rollouts == 0
 

@@ -53,29 +53,23 @@ class ScriptedReplica:
         return stream_of(self.start_call, log_fields=log_fields, abandon=abort.add)
 
 
-def call_all(replica: ScriptedReplica, *names: str) -> list[str | BaseException]:
+@virtual_time.synchronous
+async def call_all(replica: ScriptedReplica, *names: str) -> list[str | BaseException]:
     """The results of calls that are made in one event-loop iteration."""
-
-    async def run() -> list[str | BaseException]:
-        return await asyncio.gather(*map(replica.batcher().call, names), return_exceptions=True)
-
-    return virtual_time.run(run())
+    return await asyncio.gather(*map(replica.batcher().call, names), return_exceptions=True)
 
 
-def hang_up(replica: ScriptedReplica, names: Sequence[str], *, on: Sequence[str], after_s: float = 0.5) -> None:
+@virtual_time.synchronous
+async def hang_up(replica: ScriptedReplica, names: Sequence[str], *, on: Sequence[str], after_s: float = 0.5) -> None:
     """Makes the calls, cancels those in `on` after a while, and waits for the others."""
-
-    async def run() -> None:
-        batcher = replica.batcher()
-        calls = {name: asyncio.create_task(batcher.call(name)) for name in names}
-        await asyncio.sleep(after_s)
-        for name in on:
-            calls[name].cancel()
-        await asyncio.gather(*calls.values(), return_exceptions=True)
-        await asyncio.sleep(5)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    virtual_time.run(run())
+    batcher = replica.batcher()
+    calls = {name: asyncio.create_task(batcher.call(name)) for name in names}
+    await asyncio.sleep(after_s)
+    for name in on:
+        calls[name].cancel()
+    await asyncio.gather(*calls.values(), return_exceptions=True)
+    await asyncio.sleep(5)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.mark.parametrize(
@@ -211,8 +205,7 @@ async def test_a_request_cancelled_before_it_was_sent_is_never_sent() -> None:
     batcher = replica.batcher()
     hung_up = asyncio.create_task(batcher.call("a"))
     await asyncio.sleep(0)
-    hung_up.cancel()
-    await asyncio.gather(hung_up, return_exceptions=True)
+    await virtual_time.end_by_cancellation(hung_up)
     await virtual_time.settled()
     assert replica.requests == []
     assert (await batcher.call("b"), replica.requests) == ("B", [["b"]])

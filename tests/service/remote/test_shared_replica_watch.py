@@ -13,10 +13,11 @@ from deployments.failures import EnvironmentLost, GenerationLost
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Generation, GenerationRequest, SamplingOptions
 from deployments.protocols.model_server import ServedPart, ServedRequest, ServedTokens
-from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
+from rollout_env import ChatMessage, StepOutcome
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
 from tests import virtual_time
+from tests.fakes.environment import StepsAlone
 from tests.fakes.in_process_handle import InProcessHandle, ReadyReplica, TimedEngine
 from tests.service.scripted import outcome
 
@@ -53,18 +54,14 @@ class Seconds(BaseModel):
     seconds: float
 
 
-class SleepingEnvironment(TaskEnvironment):
+class SleepingEnvironment(StepsAlone):
     """A step takes as long as its sample says."""
 
-    description = "Sleeps."
     ExtraEnvInfo = Seconds
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: Seconds) -> StepOutcome:
         await asyncio.sleep(extra_env_info.seconds)
         return outcome("slept", terminated=True)
-
-    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        return [{"messages": [{"role": "user", "content": "Q"}], "extra_env_info": {"seconds": 1}}] * count
 
 
 class Fleet:

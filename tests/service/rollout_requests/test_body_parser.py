@@ -34,6 +34,7 @@ from service.rollout_requests.parsing import (
     request_parts,
 )
 from tests.drawn_models import json_values
+from tests.virtual_time import runs
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
 BOUNDS = BodyBounds(max_rollouts=1000, max_sample_bytes=100_000)
@@ -146,20 +147,17 @@ def wait_for(path: str, *_: object, **__: object) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-def test_large_bodies_wait_for_each_other_and_small_ones_for_none(
+@runs
+async def test_large_bodies_wait_for_each_other_and_small_ones_for_none(
     parser: BodyParser, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     go_on = tmp_path / "go on"
     answered = parsed_body(request())
-
-    async def parse_all() -> bool:
-        large = [asyncio.create_task(parser.parse(PADDING + b" ")) for _ in range(3)]
-        small = await parser.parse(request())
-        go_on.touch()
-        return [small, *await asyncio.gather(*large)] == [answered] * 4
-
     monkeypatch.setattr(body_parser, "request_parts", partial(wait_for, str(go_on)))
-    assert asyncio.run(parse_all())
+    large = [asyncio.create_task(parser.parse(PADDING + b" ")) for _ in range(3)]
+    small = await parser.parse(request())
+    go_on.touch()
+    assert [small, *await asyncio.gather(*large)] == [answered] * 4
 
 
 @pytest.mark.slow

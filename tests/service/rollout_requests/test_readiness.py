@@ -55,14 +55,12 @@ class Store:
             raise self._failure
 
 
-def checked(
+@virtual_time.synchronous
+async def checked(
     generator: Generators, stores: Mapping[StorePart, Store] | None = None, **environments: Environments
 ) -> list[DegradedPart]:
-    async def check() -> list[DegradedPart]:
-        asked = {part: store.answer for part, store in (stores or {}).items()}
-        return await Readiness(generator, environments, asked).check()
-
-    return virtual_time.run(check())
+    asked = {part: store.answer for part, store in (stores or {}).items()}
+    return await Readiness(generator, environments, asked).check()
 
 
 def test_a_service_all_of_whose_replicas_answer_is_not_degraded() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deployments.failures import EnvironmentBroken, EnvironmentLost, RolloutFailure
+from deployments.failures import EnvironmentBroken, EnvironmentLost
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from rollout_client.contract.base import FieldProblem
 from rollout_client.contract.rollouts import RolloutRequest
@@ -31,17 +31,15 @@ def start(*texts: str, **fields: Any) -> StepOutcome:
     return StepOutcome([{"role": "user", "content": text} for text in texts], 0.0, False, **fields)
 
 
-def episodes_of(
+@virtual_time.synchronous
+async def episodes_of(
     script: list[StepOutcome | Exception], samples: list[dict[str, Any]], **fields: Any
 ) -> tuple[list[Episode], list[StepRequest]]:
     """The episodes of the request, and the starts that the environment was asked for."""
     environment = ScriptedEnvironment(script)
     request = RolloutRequest.model_validate({"samples": samples, **fields})
-
-    async def run() -> dict[int, RolloutFailure]:
-        return await start_samples(request, "mine", {"deal"}, {"deal": environment, "math": environment})
-
-    return made_episodes(FACTORY, request, "mine", TASKS, virtual_time.run(run())), environment.requests
+    failures = await start_samples(request, "mine", {"deal"}, {"deal": environment, "math": environment})
+    return made_episodes(FACTORY, request, "mine", TASKS, failures), environment.requests
 
 
 def contents(episode: Episode) -> list[str]:
@@ -102,8 +100,7 @@ async def test_a_request_that_is_cancelled_cancels_its_starts() -> None:
     request = RolloutRequest.model_validate({"samples": [{"task_name": "deal"}] * 2})
     starting = asyncio.create_task(start_samples(request, "mine", {"deal"}, {"deal": Waiting([])}))
     await virtual_time.settled()
-    starting.cancel()
-    await asyncio.gather(starting, return_exceptions=True)
+    await virtual_time.end_by_cancellation(starting)
     assert len(cancelled) == 2
 
 

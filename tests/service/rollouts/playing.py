@@ -57,16 +57,13 @@ def playing(
     return aclosing(play_request(episodes, context, early_stopping, deadline_s))
 
 
-def collect(
+@virtual_time.synchronous
+async def collect(
     episodes: list[Episode], context: RolloutContext, keep: Keep = KEEP_ALL, deadline_s: float | None = None
 ) -> dict[int, SampleResult]:
     """Plays a request. Gives its results by position, in the order in which they were yielded."""
-
-    async def drain() -> dict[int, SampleResult]:
-        async with playing(episodes, context, keep, deadline_s) as ended:
-            return {episode.identity.position: episode.result() async for episode in ended}
-
-    return virtual_time.run(drain())
+    async with playing(episodes, context, keep, deadline_s) as ended:
+        return {episode.identity.position: episode.result() async for episode in ended}
 
 
 def error_of(result: SampleResult) -> dict[str, Any]:

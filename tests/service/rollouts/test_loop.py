@@ -256,7 +256,7 @@ async def test_a_generation_that_new_weights_cut_goes_on_at_once() -> None:
 
 
 @given(seed=st.integers(0, 10_000), size=st.integers(1, 5), deadline_s=st.integers(1, 12))
-@virtual_time.test
+@virtual_time.synchronous
 async def test_episodes_come_out_once_in_time_whatever_is_interrupted(seed: int, size: int, deadline_s: int) -> None:
     draw = random.Random(seed)
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from itertools import count, pairwise
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -134,9 +135,7 @@ def test_a_call_within_its_time_limit_returns_its_result(seconds: float | None) 
 
 @pytest.mark.parametrize("seconds", [None, 2.5])
 def test_a_timeout_of_the_calls_own_is_raised_as_it_is(seconds: float | None) -> None:
-    async def call() -> None:
-        raise TimeoutError("its own")
-
+    call = AsyncMock(side_effect=TimeoutError("its own"))
     with pytest.raises(TimeoutError, match="its own"):
         virtual_time.run(with_timeout(seconds, call(), "The call"))
 

@@ -214,19 +214,16 @@ class SlowEnvironment(ScriptedEnvironment):
 Ended = list[tuple[float, Episode, SampleResult]]
 
 
-def play_in(world: World, episodes: list[Episode], keep: Keep = KEEP_ALL) -> tuple[Ended, TimedGenerator]:
+@virtual_time.synchronous
+async def play_in(world: World, episodes: list[Episode], keep: Keep = KEEP_ALL) -> tuple[Ended, TimedGenerator]:
     """Each episode with the moment of its end."""
     generator = TimedGenerator(world)
     context = RolloutContext(generator, {"task": SlowEnvironment([])}, Schedule(), versions=world)
-
-    async def play() -> Ended:
-        publishing = asyncio.create_task(world.run())
-        async with playing(episodes, context, keep) as ended:
-            results = [(virtual_time.now(), episode, episode.result()) async for episode in ended]
-        publishing.cancel()
-        return results
-
-    results = virtual_time.run(play())
+    publishing = asyncio.create_task(world.run())
+    async with playing(episodes, context, keep) as ended:
+        results = [(virtual_time.now(), episode, episode.result()) async for episode in ended]
+    publishing.cancel()
+    await virtual_time.settled()
     assert world.on_version is None, "the subscription has ended with the request"
     return results, generator
 

@@ -38,7 +38,7 @@ def wait_until_free(service: ScriptedHttp, held: Amounts = FREE) -> None:
 
 
 @pytest.mark.parametrize("accept", [JSON, ARROW, NDJSON])
-def test_a_request_holds_its_rollouts_until_its_response_has_been_sent(accept: str) -> None:
+async def test_a_request_holds_its_rollouts_until_its_response_has_been_sent(accept: str) -> None:
     service = scripted()
     while_playing: list[Amounts] = []
     while_sending: list[Amounts] = []
@@ -50,21 +50,17 @@ def test_a_request_holds_its_rollouts_until_its_response_has_been_sent(accept: s
 
     service.environments["math"].step = step  # type: ignore[method-assign]
     body = json.dumps({"samples": [SAMPLE], "num_generations": 2}).encode()
+    received = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def post() -> None:
-        received = [{"type": "http.request", "body": body, "more_body": False}]
+    async def receive() -> Any:
+        return received.pop(0) if received else await asyncio.Event().wait()
 
-        async def receive() -> Any:
-            return received.pop(0) if received else await asyncio.Event().wait()
+    async def send(_message: Any) -> None:
+        while_sending.append(service.admission.in_flight)
 
-        async def send(_message: Any) -> None:
-            while_sending.append(service.admission.in_flight)
-
-        headers = [(b"accept", accept.encode()), (b"content-length", b"%d" % len(body))]
-        scope = {"type": "http", "method": "POST", "path": "/rollout", "headers": headers, "query_string": b""}
-        await service.app(scope, receive, send)
-
-    asyncio.run(post())
+    headers = [(b"accept", accept.encode()), (b"content-length", b"%d" % len(body))]
+    scope = {"type": "http", "method": "POST", "path": "/rollout", "headers": headers, "query_string": b""}
+    await service.app(scope, receive, send)
     held = Amounts(rollouts=2, tokens=2 * MAX_MODEL_LEN, body_bytes=len(body))
     assert set(while_playing) == set(while_sending) == {held}
     assert service.admission.in_flight == FREE

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from dotenv import dotenv_values
@@ -99,10 +100,7 @@ def heard(messages: Sequence[Message], count: int, pause_before: int | None = No
     async def app(_scope: Scope, receive: Receive, _send: Send) -> None:
         left.extend([await receive() for _ in range(count)])
 
-    async def send(_message: Message) -> None:
-        raise AssertionError
-
-    asyncio.run(_GatheredBodies(app)({"type": "http"}, receive, send))
+    asyncio.run(_GatheredBodies(app)({"type": "http"}, receive, AsyncMock(side_effect=AssertionError)))
     return left
 
 

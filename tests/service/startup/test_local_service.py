@@ -12,6 +12,7 @@ from ray.serve.schema import DeploymentSchema, ServeApplicationSchema
 from service.startup import local_service
 from service.startup.config import ServiceNotStarted
 from service.startup.local_service import _drain_replicas, _shutdown_bound_s, _start_ray
+from tests.patterns import whole
 
 
 class HandleThatLearnsItsReplicas:
@@ -77,6 +78,5 @@ def test_a_ray_that_is_late_is_started_again() -> None:
 
 @pytest.mark.parametrize("error", [LATE, OSError("no memory")])
 def test_whatever_ray_raises_is_said(error: Exception) -> None:
-    with pytest.raises(ServiceNotStarted) as raised:
+    with pytest.raises(ServiceNotStarted, match=whole(f"Ray did not start: {error}")):
         started_ray(error, error, error)
-    assert str(raised.value) == f"Ray did not start: {error}"

@@ -11,6 +11,7 @@ from fastapi.responses import PlainTextResponse
 from rollout_client import AsyncRolloutClient, RequestRejected, ServiceUnreachable, __version__
 from tests.clients.client_calls import call, play, recording
 from tests.clients.scripted_service import ScriptedService, sample, unavailable
+from tests.virtual_time import runs
 
 NOBODY = "http://127.0.0.1:1"
 """Nothing listens there."""
@@ -30,14 +31,11 @@ def test_a_service_that_does_not_get_ready_says_why(service: ScriptedService, mo
         call(service.url, lambda client: client.wait_until_ready(timeout_s=30))
 
 
-def test_an_http_client_of_the_caller_sends_the_requests_and_stays_open() -> None:
-    async def run() -> bool:
-        async with AsyncRolloutClient("http://nowhere/at/", http_client=http_client) as client:
-            await client.rollout([sample()])
-        return http_client.is_closed
-
+async def test_an_http_client_of_the_caller_sends_the_requests_and_stays_open() -> None:
     http_client, requests = recording()
-    assert asyncio.run(run()) is False
+    async with AsyncRolloutClient("http://nowhere/at/", http_client=http_client) as client:
+        await client.rollout([sample()])
+    assert not http_client.is_closed
     assert [str(request.url) for request in requests] == ["http://nowhere/at/rollout"]
 
 
@@ -66,15 +64,12 @@ def test_the_request_id_of_a_call_is_a_header_and_no_field() -> None:
     assert json.loads(request.content) == {"samples": [sample()], "retries": 2}
 
 
-def test_a_client_with_other_options_shares_connections_left_open() -> None:
-    async def run() -> None:
-        client = AsyncRolloutClient("http://nowhere", headers={"x-a": "1"}, retries=0, http_client=http_client)
-        async with client.with_options(headers={"x-b": "2"}, timeout_s=9) as other:
-            await other.rollout([sample()])
-        await client.rollout([sample()])
-
+async def test_a_client_with_other_options_shares_connections_left_open() -> None:
     http_client, requests = recording()
-    asyncio.run(run())
+    client = AsyncRolloutClient("http://nowhere", headers={"x-a": "1"}, retries=0, http_client=http_client)
+    async with client.with_options(headers={"x-b": "2"}, timeout_s=9) as other:
+        await other.rollout([sample()])
+    await client.rollout([sample()])
     with_both, own = requests
     assert (with_both.headers["x-a"], with_both.headers["x-b"], own.headers["x-a"]) == ("1", "2", "1")
     assert "x-b" not in own.headers
@@ -82,18 +77,16 @@ def test_a_client_with_other_options_shares_connections_left_open() -> None:
     assert own.extensions["timeout"]["read"] is None
 
 
-def test_a_client_closes_connections_of_its_own() -> None:
-    async def run() -> None:
-        client = AsyncRolloutClient(NOBODY, retries=0)
-        async with client.with_options(retries=0):
-            pass
-        with pytest.raises(ServiceUnreachable):
-            await client.tasks()
-        await client.close()
-        with pytest.raises(RuntimeError, match="closed"):
-            await client.tasks()
-
-    asyncio.run(run())
+@runs
+async def test_a_client_closes_connections_of_its_own() -> None:
+    client = AsyncRolloutClient(NOBODY, retries=0)
+    async with client.with_options(retries=0):
+        pass
+    with pytest.raises(ServiceUnreachable):
+        await client.tasks()
+    await client.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await client.tasks()
 
 
 def test_an_error_shows_the_request_id_of_its_response(service: ScriptedService) -> None:

@@ -21,6 +21,7 @@ from tests.clients.scripted_service import (
     result,
     sample,
 )
+from tests.virtual_time import end_by_cancellation, runs
 
 
 def test_only_what_is_given_is_sent(service: ScriptedService) -> None:
@@ -81,21 +82,18 @@ def test_an_arrow_answer_that_broke_off_is_an_error(service: ScriptedService) ->
         play_arrow(url, sample(), retries=0)
 
 
-def test_cancelling_a_rollout_ends_the_request(service: ScriptedService) -> None:
-    async def cancel() -> bool:
-        async with AsyncRolloutClient(service.url) as client:
-            rollout = asyncio.create_task(client.rollout([sample()]))
-            assert await asyncio.to_thread(service.hangs.wait, HUNG_UP_WITHIN_S)
-            rollout.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await rollout
-            return await asyncio.to_thread(service.hung_up.wait, HUNG_UP_WITHIN_S)
-
+@runs
+async def test_cancelling_a_rollout_ends_the_request(service: ScriptedService) -> None:
     service.rollouts.append(lambda _: service.hanging())
-    assert asyncio.run(cancel())
+    async with AsyncRolloutClient(service.url) as client:
+        rollout = asyncio.create_task(client.rollout([sample()]))
+        assert await asyncio.to_thread(service.hangs.wait, HUNG_UP_WITHIN_S)
+        await end_by_cancellation(rollout)
+        assert await asyncio.to_thread(service.hung_up.wait, HUNG_UP_WITHIN_S)
 
 
-def test_many_async_rollouts_run_at_once(service: ScriptedService) -> None:
+@runs
+async def test_many_async_rollouts_run_at_once(service: ScriptedService) -> None:
     at_once = 150
     arrived: list[int] = []
     all_here = asyncio.Event()
@@ -108,11 +106,8 @@ def test_many_async_rollouts_run_at_once(service: ScriptedService) -> None:
         await all_here.wait()
         return {**SUMMARY, "samples": [result()]}
 
-    async def play_all() -> int:
-        async with AsyncRolloutClient(f"{service.url}/together", timeout_s=120) as client:
-            return len(await asyncio.gather(*(client.rollout([sample()]) for _ in range(at_once))))
-
-    assert asyncio.run(play_all()) == at_once
+    async with AsyncRolloutClient(f"{service.url}/together", timeout_s=120) as client:
+        assert len(await asyncio.gather(*(client.rollout([sample()]) for _ in range(at_once)))) == at_once
 
 
 def test_tasks_and_their_samples_come_typed_and_ready_to_post(service: ScriptedService) -> None:

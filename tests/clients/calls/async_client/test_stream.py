@@ -23,6 +23,7 @@ from tests.clients.scripted_service import (
     sample,
 )
 from tests.growing_limits import in_the_middle
+from tests.virtual_time import runs
 
 FAILED: Json = {"type": "about:blank", "title": "Generation failed", "status": 500, "detail": "The engine is gone."}
 
@@ -44,16 +45,14 @@ def test_the_summary_is_there_after_the_last_sample_and_an_error_before(service:
     assert call(service.url, read) == (1, 1, SUMMARY["metrics"])
 
 
-def test_leaving_a_stream_early_ends_the_request(service: ScriptedService) -> None:
-    async def leave() -> bool:
-        async with AsyncRolloutClient(service.url) as client:
-            async with client.stream([sample(), sample()]) as rollouts:
-                async for _ in rollouts:
-                    break
-            return await asyncio.to_thread(service.hung_up.wait, HUNG_UP_WITHIN_S)
-
+@runs
+async def test_leaving_a_stream_early_ends_the_request(service: ScriptedService) -> None:
     service.rollouts.append(lambda _: service.hanging({"position": 0, "sample": result()}))
-    assert asyncio.run(leave())
+    async with AsyncRolloutClient(service.url) as client:
+        async with client.stream([sample(), sample()]) as rollouts:
+            async for _ in rollouts:
+                break
+        assert await asyncio.to_thread(service.hung_up.wait, HUNG_UP_WITHIN_S)
 
 
 def test_a_problem_in_a_stream_is_raised_after_the_samples_before_it(service: ScriptedService) -> None:

@@ -23,6 +23,7 @@ from deployments.generation.serving.endpoints import VLLMEndpoint, answer_parts
 from deployments.generation.serving.served_call import ServedCall
 from deployments.protocols.generation import SamplingOptions
 from deployments.protocols.model_server import ServedRequest
+from tests.virtual_time import runs
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
@@ -63,14 +64,11 @@ async def by_endpoint(endpoint: VLLMEndpoint, body: bytes) -> Found:
     return status, media_type, b"".join(part.body for part in parts)
 
 
-def assert_equal(route: str, body: bytes, answer: Any) -> Found:
+@runs
+async def assert_equal(route: str, body: bytes, answer: Any) -> Found:
     path, body_type, written = ROUTES[route]
     endpoint = VLLMEndpoint(answer, TypeAdapter(body_type), **written)
-
-    async def both() -> tuple[Found, Found]:
-        return await by_endpoint(endpoint, body), await by_router(path, body, answer)
-
-    ours, theirs = asyncio.run(both())
+    ours, theirs = await by_endpoint(endpoint, body), await by_router(path, body, answer)
     assert ours == theirs
     return ours
 

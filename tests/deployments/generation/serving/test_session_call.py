@@ -84,6 +84,14 @@ async def prepared(call: ServedCall, messages: list[Any], context: ChatContext =
     return list(await call.session.prepare(messages, context))
 
 
+async def begun() -> tuple[Replica, ServedCall]:
+    """The first call of a session, before the engine generates."""
+    replica = await Replica().open()
+    call = replica.call("one")
+    await prepared(call, [QUESTION])
+    return replica, call
+
+
 async def test_the_prompt_of_a_call_that_continues_another_begins_with_its_ids() -> None:
     replica = await Replica().open()
     first = replica.call("one")
@@ -113,9 +121,7 @@ async def test_the_engine_learns_the_oldest_version_a_call_continues(policy: str
 
 
 async def test_each_choice_of_an_answer_is_recorded_by_its_index() -> None:
-    replica = await Replica().open()
-    call = replica.call("one")
-    await prepared(call, [QUESTION])
+    replica, call = await begun()
     for index in (1, 0):
         generate(call, f"answer {index}", index=index)
     await call.record({})
@@ -125,9 +131,7 @@ async def test_each_choice_of_an_answer_is_recorded_by_its_index() -> None:
 
 
 async def test_a_call_that_is_left_is_interrupted_and_recorded_as_far_as_it_came() -> None:
-    replica = await Replica().open()
-    call = replica.call("one")
-    await prepared(call, [QUESTION])
+    replica, call = await begun()
     ids = generate(call, "half of an ans", "abort")
     call.leave()
     await replica.calls.tasks.ended()
@@ -138,9 +142,7 @@ async def test_a_call_that_is_left_is_interrupted_and_recorded_as_far_as_it_came
 
 
 async def test_what_another_replica_makes_anew_is_not_recorded() -> None:
-    replica = await Replica().open()
-    call = replica.call("one")
-    await prepared(call, [QUESTION])
+    replica, call = await begun()
     generate(call, "half of an ans", None)
     call.note_failure(ReplicaShuttingDown("it ends"))
     call.leave()
@@ -151,9 +153,7 @@ async def test_what_another_replica_makes_anew_is_not_recorded() -> None:
 
 async def test_a_session_that_is_ended_elsewhere_interrupts_its_calls_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_call, "HEARD_EVERY_S", 0)
-    replica = await Replica().open()
-    call = replica.call("one")
-    await prepared(call, [QUESTION])
+    replica, call = await begun()
     generate(call, "5", None)
     await replica.store.end("s", "")
     assert call.engine_ended is not None

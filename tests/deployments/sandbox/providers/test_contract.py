@@ -40,6 +40,7 @@ from tests.deployments.sandbox.providers.stand_ins.docker_engine import engine
 from tests.deployments.sandbox.providers.stand_ins.kubectl import cluster
 from tests.deployments.sandbox.providers.stand_ins.world import KNOWN_IMAGE, WORLDS, World, world
 from tests.paths import REPOSITORY
+from tests.virtual_time import end_by_cancellation
 
 # Sandboxes are started, and owners of some are killed.
 pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
@@ -184,8 +185,7 @@ async def test_a_command_that_takes_too_long_or_that_nobody_waits_for_is_ended(n
         waiting = asyncio.ensure_future(sandbox.exec(["sh", "-c", "sleep 302; true"]))
         while not (await sandbox.exec(["sh", "-c", "ps ax | grep '[s]leep 302$'"])).stdout:
             await asyncio.sleep(0.1)
-        waiting.cancel()
-        await asyncio.wait([waiting])
+        await end_by_cancellation(waiting)
         for _ in range(600):
             left = (await sandbox.exec(["sh", "-c", "ps ax | grep '[s]leep 30'; true"])).stdout
             if not left:

@@ -3,7 +3,6 @@
 Those of `local` are held by `test_local_walls.py`.
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -89,15 +88,12 @@ async def provided(
         yield provider
 
 
-def asked_of(name: str, folder: Path, limits: dict[str, Any], **further: Any) -> dict[str, Any]:
+@runs
+async def asked_of(name: str, folder: Path, limits: dict[str, Any], **further: Any) -> dict[str, Any]:
     """All that the provider was asked for one sandbox with the limits."""
-
-    async def run() -> dict[str, Any]:
-        async with provided(name, folder, **further) as provider:
-            await provider.open(SandboxSpec(image=KNOWN_IMAGE, **{"network": True} | limits))
-            return {key: value for asked in ASKED for key, value in asked.items()}
-
-    return asyncio.run(run())
+    async with provided(name, folder, **further) as provider:
+        await provider.open(SandboxSpec(image=KNOWN_IMAGE, **{"network": True} | limits))
+        return {key: value for asked in ASKED for key, value in asked.items()}
 
 
 @pytest.mark.parametrize(("name", "limit"), ENFORCED)

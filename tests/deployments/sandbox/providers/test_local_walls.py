@@ -12,6 +12,7 @@ from deployments.sandbox.interface import SandboxLost
 from deployments.sandbox.providers.interface import MOST_PROCESSES, ExecResult, OutOfMemory, SandboxRefused, SandboxSpec
 from deployments.sandbox.providers.local import LocalProvider, _Processors
 from tests.deployments.sandbox.providers.opened import opened
+from tests.virtual_time import runs
 
 # Sandboxes are started.
 pytestmark = [pytest.mark.slow, pytest.mark.true_clock]
@@ -57,12 +58,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def tried(provider: LocalProvider, folder: Path, *lines: str, memory_mb: int = 512) -> list[ExecResult]:
-    async def run() -> list[ExecResult]:
-        async with opened(provider, SandboxSpec(folder=folder, memory_mb=memory_mb, storage_mb=32)) as sandbox:
-            return [await sandbox.exec(["bash", "-c", line], timeout_s=LONG_ENOUGH_S) for line in lines]
-
-    return asyncio.run(run())
+@runs
+async def tried(provider: LocalProvider, folder: Path, *lines: str, memory_mb: int = 512) -> list[ExecResult]:
+    async with opened(provider, SandboxSpec(folder=folder, memory_mb=memory_mb, storage_mb=32)) as sandbox:
+        return [await sandbox.exec(["bash", "-c", line], timeout_s=LONG_ENOUGH_S) for line in lines]
 
 
 REFUSED = {
