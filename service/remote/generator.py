@@ -300,7 +300,7 @@ class RemoteGenerator(Generator, ModelServer):
             self._end(scheduled, end)
 
     def _note_recomputed(self, scheduled: ScheduledGeneration, had: int, cached: int) -> None:
-        if tokens := self._scheduler.recomputed(scheduled, had, cached):
+        if tokens := scheduled.recomputed(had, cached):
             self._observer.recomputed(scheduled.replica, tokens)
 
     def _end(self, scheduled: ScheduledGeneration, end: _End) -> None:
@@ -339,6 +339,7 @@ class RemoteGenerator(Generator, ModelServer):
     def _look_again(self) -> None:
         self._looking_for_replicas = None
         self._look_for_replicas()
+        self._wake(self._scheduler.fill_all())
         if monotonic() - self._others_passed_at >= self._idle_program_s:
             self._others_passed_at = monotonic()
             self._wake(self._scheduler.let_others_pass())

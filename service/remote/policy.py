@@ -66,7 +66,7 @@ class RemotePolicy(VersionFeed):
             return
         self._known = told
         rolling_before = None if before is None else before.rolling
-        if told.rolling != rolling_before or (known_before and told.versions != known_before):
+        if told.rolling != rolling_before or (known_before and told.versions.get("") != known_before.get("")):
             self._on_rolling(told.rolling)
         for name in known_before.keys() | told.versions.keys():
             if (version := told.versions.get(name)) != known_before.get(name):

@@ -126,7 +126,7 @@ class ReplicaAffinity:
         """Its next turn starts, or never comes. Ignored without a lease."""
         self.end_idleness(assignment)
         if assignment.replica is not None and assignment.leased_tokens:
-            self.leased[assignment.replica] -= assignment.leased_tokens
+            self.leased -= Counter({assignment.replica: assignment.leased_tokens})
             assignment.leased_tokens = 0
 
     def park(self, replica: str, idle_times: int = 0) -> bool:
@@ -154,7 +154,7 @@ class ReplicaAffinity:
         for assignment in self._assignments.values() if replicas else ():
             if assignment.replica in replicas:
                 self.end_lease(assignment)
-                assignment.cached_tokens = assignment.shared_tokens = 0
+                assignment.cached_tokens = 0
 
     def _assign(
         self, assignment: Assignment, replicas: Collection[str], prompt_tokens: int, load_of_others: Mapping[str, int]

@@ -241,9 +241,9 @@ class FairQueue(Generic[Item, Name]):
         in_lane = self._lanes.get(lane)
         return 0 if in_lane is None else in_lane.size
 
-    def longest_lane(self) -> Name | None:
-        """The lane in which most items wait; `None` if none waits."""
-        return max(self._lanes, key=lambda lane: self._lanes[lane].size, default=None)
+    def longest_lanes(self) -> list[Name]:
+        """All lanes in which items wait, that with the most first."""
+        return sorted(self._lanes, key=lambda lane: -self._lanes[lane].size)
 
     def first_of(self, lane: Name, flow: Flow[Item, Name] | None = None) -> Item | None:
         """The item that is next in the lane; `None` if none waits there. Args: `flow` is the one that is next."""

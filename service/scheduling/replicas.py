@@ -90,20 +90,37 @@ class ScheduledGeneration:
     def has_started(self) -> bool:
         return self.window is not None
 
+    @property
+    def is_further_turn(self) -> bool:
+        """Whether its rollout has come back after a turn; not to go on with one, nor by a call without a session."""
+        is_later = self.request.session_id if isinstance(self.request, ServedRequest) else self.request.turn
+        return bool(self.assignment.computed_tokens and is_later)
+
+    def has_place_at(self, replica: str, window: ReplicaWindow, leased: float) -> bool:
+        """Whether it may start beside the leases of others, on its own replica or on one that it would move to."""
+        is_there = self.assignment.replica == replica
+        if not self.needs_place and (is_there or not self.of_request.plays_turns):
+            return True
+        if is_there:
+            return window.has_place(self.kv_tokens, leased - self.assignment.leased_tokens, self.sequences)
+        return window.has_place(self.kv_tokens + self.assignment.shared_tokens, leased, self.sequences)
+
     def may_try(self, replica: str) -> bool:
         """Whether it may try a suspect replica: its rollout was not lost there last, and it names no other one."""
         return self.assignment.avoided != replica and self.request.replica in ("", replica)
 
-    def recomputed(self, had: int, cached: int, block_tokens: int) -> int:
+    def recomputed(self, had: int, cached: int) -> int:
         """How many tokens of its prompt the engine has computed although an earlier turn had, in whole blocks.
+
+        Called while it counts in a window.
 
         Args:
             had: tokens at the beginning of its prompt that were part of its rollout before.
             cached: those that the engine found in its prefix cache.
-            block_tokens: of one block of that cache.
         """
-        known = min(self.assignment.computed_tokens - 1, had)
-        return max(known // block_tokens * block_tokens - cached, 0)
+        assert self.window is not None
+        block, known = self.window.block_tokens, min(self.assignment.computed_tokens - 1, had)
+        return max(known // block * block - cached, 0)
 
     def estimate(self) -> None:
         """Sets its cost and its tokens in the KV cache, on the replica to which it is assigned now."""
@@ -118,9 +135,12 @@ ReplicaLane = tuple[str, str | None, bool]
 RequestFlow = Flow[ScheduledGeneration, ReplicaLane]
 
 
-def _is_behind(flow: RequestFlow, virtual_time: float, turn: float) -> bool:
-    """Whether the flow is further behind than by `turn`, which is meant for the weight 1."""
-    return virtual_time - flow.virtual_time > turn / flow.weight
+def _is_behind(of_request: RequestState, ahead: RequestState, turn: float) -> bool:
+    """Whether a request, or its key, is behind another one by more than `turn`, which is meant for the weight 1."""
+    mine, other = of_request.flow, ahead.flow
+    if mine is other and of_request.part is not None and ahead.part is not None:
+        mine, other = of_request.part, ahead.part
+    return other.virtual_time - mine.virtual_time > turn / mine.weight
 
 
 class ReplicaQueues(FairQueue[ScheduledGeneration, ReplicaLane]):
@@ -166,34 +186,50 @@ class ReplicaQueues(FairQueue[ScheduledGeneration, ReplicaLane]):
         """All that wait for the replica, the oldest first within each lane."""
         return [item for lane in self._lanes_at.get(replica, ()) for item in self.items_of(lane)]
 
-    def next_at(self, replica: str, window: ReplicaWindow, leased: float, turn: float) -> ScheduledGeneration | None:
+    def next_at(
+        self, replica: str, window: ReplicaWindow, leased: float, turn: float, place_turn: float
+    ) -> ScheduledGeneration | None:
         """The generation that is next on the replica; `None` if none waits there that may start.
 
-        Of one flow those with a lease come first, then those that need a place and have it, then others.
+        Of one request those with a lease come first, then those that need a place and have it, then others.
 
         Args:
             leased: tokens of all leases there.
-            turn: how far others may get ahead of a flow whose policy may not start, in virtual time at weight 1. A flow
-                that is as far behind and needs a place does not wait for it.
+            turn: how far others may get ahead of a flow whose policy may not start, in virtual time at weight 1.
+            place_turn: the same for a request that needs a place; further behind it does not wait for one.
         """
-        waiting: list[tuple[float, bool, bool, ScheduledGeneration]] = []
-        blocked: list[RequestFlow] = []
-        placeless: list[tuple[RequestFlow, ScheduledGeneration]] = []
+        waiting: list[tuple[float, float, bool, bool, ScheduledGeneration]] = []
+        blocked: list[ScheduledGeneration] = []
+        placeless: list[ScheduledGeneration] = []
         for lane in self._lanes_at.get(replica, ()):
             flow = self.first_flow_of(lane)
             item = self.first_of(lane, flow)
-            if item is None or not window.may_start(lane[1]):
-                blocked.append(flow)
-            elif item.needs_place and not window.has_place(item.kv_tokens, leased):
-                placeless.append((flow, item))
+            assert item is not None
+            own, part = item.assignment.leased_tokens, item.of_request.part
+            if not window.may_start(lane[1]):
+                blocked.append(item)
+            elif item.needs_place and not window.has_place(item.kv_tokens, leased - own, item.sequences):
+                placeless.append(item)
             else:
-                waiting.append((flow.virtual_time, not item.assignment.leased_tokens, not item.needs_place, item))
+                of_part = 0.0 if part is None else part.virtual_time
+                waiting.append((flow.virtual_time, of_part, not own, not item.needs_place, item))
         if len(waiting) > 1:
-            waiting.sort(key=itemgetter(0, 1, 2))
-        for ahead, _, _, item in waiting:
-            if item.request.policy is None or not any(_is_behind(flow, ahead, turn) for flow in blocked):
-                return next((other for flow, other in placeless if _is_behind(flow, ahead, turn)), item)
+            waiting.sort(key=itemgetter(0, 1, 2, 3))
+
+        def is_held(item: ScheduledGeneration) -> bool:
+            behind = (_is_behind(each.of_request, item.of_request, turn) for each in blocked)
+            return item.request.policy is not None and any(behind)
+
+        for *_, item in waiting:
+            if not is_held(item):
+                behind = (each for each in placeless if _is_behind(each.of_request, item.of_request, place_turn))
+                return next((each for each in behind if not is_held(each)), item)
         return None
+
+    def lacks_place(self, replica: str, window: ReplicaWindow, leased: float) -> bool:
+        """Whether one waits there that has no place."""
+        firsts = (self.first_of(lane) for lane in self._lanes_at.get(replica, ()) if lane[2])
+        return any(each and not window.has_place(each.kv_tokens, leased, each.sequences) for each in firsts)
 
 
 class KnownRequests:

@@ -37,6 +37,8 @@ _HIGHEST_RANK = 31
 _TURN_BATCHES = 2
 """For about so many batches the policies that a replica runs may go on while another one waits. At the end of a turn
 the engine's batch runs empty, for as long as its longest generation takes."""
+_PLACE_TURNS = 4
+"""So many such turns a request may be behind for want of places, each with as many generations as run."""
 Started = Sequence[ScheduledGeneration]
 """Generations that had waited and are to be sent now."""
 
@@ -88,8 +90,8 @@ class GenerationScheduler:
         """Starts the generation, or lets it wait."""
         of_request = self._requests.of(request)
         generation = ScheduledGeneration.of(request, of_request, self._assign(request))
-        if generation.assignment.computed_tokens:
-            self._affinity.end_idleness(generation.assignment)
+        self._affinity.end_idleness(generation.assignment)
+        if generation.is_further_turn:
             # Those of the request that wait for their first turn need a place from now on.
             for other in self._requests.note_turns(of_request) if self._keeps_places else ():
                 self._queue.remove(other)
@@ -150,10 +152,6 @@ class GenerationScheduler:
         tries = () if replica_failed else self.let_try(replica)
         return [*moved, *tries, *self._fill(replica, window)]
 
-    def recomputed(self, generation: ScheduledGeneration, had: int, cached: int) -> int:
-        """`ScheduledGeneration.recomputed`, in whole blocks of the engines. Called before `end`."""
-        return generation.recomputed(had, cached, self._replicas.capacity.block_tokens)
-
     def leave_replica(self, rollout_id: str) -> None:
         """Lets the rollout's next generation go to another replica, if there is one. Ignores unknown ids."""
         self._affinity.mark_failed(rollout_id)
@@ -188,7 +186,7 @@ class GenerationScheduler:
         if capacity == self._replicas.capacity or self._window_factor is None:
             return ()
         self._replicas.resize(capacity)
-        return self._fill_all()
+        return self.fill_all()
 
     def set_rolling(self, rolling: RollingActivation | None) -> Started:
         """Records which replicas have which version, while they change one by one; `None`: all have the same.
@@ -197,19 +195,20 @@ class GenerationScheduler:
         all change at once. Generations that wait for one whose version they do not accept any more wait for others.
         """
         replicas = self._replicas
-        before = frozenset() if replicas.rolling is None else replicas.rolling.replicas
-        changed = replicas.windows.keys() if rolling is None else rolling.replicas
-        self._affinity.end_leases(changed - before)
+        changed = frozenset(replicas.windows) if rolling is None else rolling.replicas
+        if (before := replicas.rolling) is not None and (rolling is None or rolling.version == before.version):
+            changed = changed - before.replicas
+        self._affinity.end_leases(changed)
         replicas.rolling = rolling
         moved = self._place_again([each for each in self._queue if not replicas.admits(each.replica, each.request)])
-        return moved + list(self._fill_all())
+        return moved + list(self.fill_all())
 
     def let_others_pass(self) -> Started:
         """Called once in a while: parks the rollouts that are idle since the call before, where others need a place."""
         self._affinity.note_time()
         started: list[ScheduledGeneration] = []
         for replica, window in self._replicas.windows.items():
-            while self._queue.size_at(replica, needs_place=True) and self._affinity.park(replica, idle_times=2):
+            while self._lacks_place(replica) and self._affinity.park(replica, idle_times=2):
                 started += self._fill(replica, window)
         return started
 
@@ -224,7 +223,7 @@ class GenerationScheduler:
             self._note_free(replica, window)
         moved = [generation for replica in gone for generation in self._place_elsewhere(replica)]
         tries = [tried for replica in self._replicas.windows for tried in self.let_try(replica)]
-        return moved + tries + list(self._fill_all())
+        return moved + tries + list(self.fill_all())
 
     def _place_elsewhere(self, replica: str) -> Started:
         """Moves all that waits for a replica that is gone, or is suspect while another is not."""
@@ -295,18 +294,19 @@ class GenerationScheduler:
         self._note_free(replica, window)
 
     def _next_at(self, replica: str, window: ReplicaWindow) -> ScheduledGeneration | None:
-        turn = self._replicas.largest_batch * self._requests.mean_tokens
-        return self._queue.next_at(replica, window, self._affinity.leased[replica], _TURN_BATCHES * turn)
+        batch, tokens = self._replicas.largest_batch, _TURN_BATCHES * self._requests.mean_tokens
+        behind = max(min(window.generations, batch), 1) * _PLACE_TURNS * tokens
+        return self._queue.next_at(replica, window, self._affinity.leased[replica], batch * tokens, behind)
+
+    def _lacks_place(self, replica: str) -> bool:
+        return self._queue.lacks_place(replica, self._replicas.windows[replica], self._affinity.leased[replica])
 
     def _has_place(self, generation: ScheduledGeneration, replica: str) -> bool:
-        if not generation.needs_place:
-            return True
-        return self._replicas.windows[replica].has_place(generation.kv_tokens, self._affinity.leased[replica])
+        return generation.has_place_at(replica, self._replicas.windows[replica], self._affinity.leased[replica])
 
-    def _fill_all(self) -> Started:
-        return [
-            started for replica, window in self._replicas.windows.items() for started in self._fill(replica, window)
-        ]
+    def fill_all(self) -> Started:
+        """Starts what has room by now: not every event that makes room starts something. Called once in a while."""
+        return [started for name, window in self._replicas.windows.items() for started in self._fill(name, window)]
 
     def _fill(self, replica: str, window: ReplicaWindow) -> Started:
         """Starts generations that wait for this replica, then some that wait for others, while its window has room."""
@@ -330,22 +330,23 @@ class GenerationScheduler:
 
     def _worth_moving_to(self, replica: str) -> ScheduledGeneration | None:
         """A generation that waits for another replica, if `replica` has room for it and moving it pays."""
-        longest = self._queue.longest_lane()
-        generation = None if longest is None else self._queue.last_of(longest)
-        if longest is None or generation is None:
-            return None
+        lasts = ((lane, self._queue.last_of(lane)) for lane in self._queue.longest_lanes() if lane[0] != replica)
+        pays = (last for lane, last in lasts if last is not None and self._is_worth_moving(last, lane[0], replica))
+        return next(pays, None)
+
+    def _is_worth_moving(self, generation: ScheduledGeneration, waits_at: str, replica: str) -> bool:
         window = self._replicas.windows[replica]
         tokens = generation.kv_tokens + generation.assignment.shared_tokens
         has_room = window.has_room(tokens, generation.sequences)
         can_start = has_room and window.may_start(generation.request.policy) and self._has_place(generation, replica)
         can_start = can_start and self._replicas.admits(replica, generation.request)
-        return generation if can_start and self._pays(generation, longest[0], replica) else None
+        return can_start and self._pays(generation, waits_at, replica)
 
     def _wait(self, generation: ScheduledGeneration, replica: str) -> None:
         generation.estimate()
         generation.replica = replica
         self._queue.wait(generation, replica, min(generation.request.turn, _HIGHEST_RANK))
-        self._free.pop(replica, None)
+        self._note_free(replica, self._replicas.windows[replica])
 
     def _pays(self, generation: ScheduledGeneration, replica: str, other: str) -> bool:
         """Whether the wait that `other` saves is longer than computing there what `replica` has cached."""
@@ -395,5 +396,5 @@ class GenerationScheduler:
         assignment, replica = generation.assignment, generation.replica
         if not self._keeps_places or assignment.replica != replica:
             return
-        if generation.has_place or not self._queue.size_at(replica, needs_place=True):
+        if generation.has_place or not self._lacks_place(replica):
             self._affinity.lease(assignment, assignment.cached_tokens - assignment.shared_tokens)

@@ -78,6 +78,11 @@ class ReplicaWindow:
         return self.generations + self.of_others
 
     @property
+    def block_tokens(self) -> int:
+        """Tokens of one block of the engine's KV cache."""
+        return self._capacity.block_tokens
+
+    @property
     def has_free_sequence(self) -> bool:
         """Whether the engine can run one more generation at once."""
         return self.generations + self.of_others < self._capacity.sequences and not self.is_suspect
@@ -100,11 +105,13 @@ class ReplicaWindow:
         """
         return min(self._max_tokens, self._capacity.kv_tokens / self._ingresses) - self._tokens - leased
 
-    def has_place(self, tokens: float, leased: float) -> bool:
+    def has_place(self, tokens: float, leased: float, sequences: int = 1) -> bool:
         """Whether a generation that needs a place for `tokens` tokens beside the leases may start.
 
         It does not wait where nothing is leased, or where next to nothing runs beside what is leased.
         """
+        if sequences > 1:
+            tokens = min(tokens, self._max_tokens * _LARGEST_PART)
         return not leased or self._tokens < _LEAST_BUSY * leased or tokens <= self.tokens_beside(leased)
 
     def may_start(self, policy: str | None) -> bool:

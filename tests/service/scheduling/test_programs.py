@@ -7,9 +7,11 @@ from functools import partial
 import pytest
 
 from benchmarks.simulation.timing import Timing
-from service.scheduling.replicas import ScheduledGeneration
+from deployments.protocols.generation import GenerationRequest
+from service.scheduling.affinity import Assignment
+from service.scheduling.replicas import ReplicaQueues, RequestState, ScheduledGeneration
 from service.scheduling.scheduler import GenerationScheduler
-from service.scheduling.window import EngineCapacity
+from service.scheduling.window import EngineCapacity, ReplicaWindow
 from tests.service.scheduling.simulated_fleet import Batch, Fleet
 from tests.service.scheduling.test_scheduler import generation, names, new_scheduler, rolling
 
@@ -181,8 +183,98 @@ def test_tokens_that_were_computed_before_are_counted_in_whole_blocks() -> None:
     begun(scheduler, "1")
     again = back(scheduler, "1")
     # Of 499 tokens, because the last one that was sampled was not computed.
-    assert [scheduler.recomputed(again, 499, cached) for cached in (0, 480, 496)] == [496, 16, 0]
-    assert scheduler.recomputed(again, 100, 0) == 96
+    assert [again.recomputed(499, cached) for cached in (0, 480, 496)] == [496, 16, 0]
+    assert again.recomputed(100, 0) == 96
+
+
+def of_key(name: str, turn: int = 0, prompt: int = 10) -> GenerationRequest:
+    """A generation of the request that is the name's first letter, all of one key."""
+    request = generation(name, name[0], turn, prompt)
+    return replace(request, share=replace(request.share, key="k"))
+
+
+def test_requests_of_one_key_share_also_where_one_of_them_plays_programs() -> None:
+    scheduler = new_scheduler("a", capacity=EngineCapacity(1, 10**6))
+    running = [scheduler.submit(of_key("A0"))]
+    scheduler.end(running.pop(), MADE)
+    running = [scheduler.submit(of_key("A0", turn=1)), scheduler.submit(of_key("A1"))]
+    for name in (*(f"A{number}" for number in range(2, 30)), *(f"B{number}" for number in range(5))):
+        scheduler.submit(of_key(name))
+    started = ""
+    while running:
+        running += (new := list(scheduler.end(running.pop(0), MADE)))
+        started += "".join(each.request.rollout_id[0] for each in new)
+    assert started[:10].count("B") >= 4
+
+
+def test_a_parked_program_is_not_passed_by_another_one_of_its_key_for_ever() -> None:
+    scheduler = new_scheduler("a", capacity=replace(CAPACITY, kv_tokens=2400))
+    for name in ("B0", "A1", "A2", "A3", "A4"):
+        scheduler.end(scheduler.submit(of_key(name, prompt=400)), MADE)
+    running = [scheduler.submit(of_key(f"A{number}", 1, 500)) for number in range(1, 4)]
+    parked = scheduler.submit(of_key("B0", 1, 500))
+    for turn in range(2, 40):
+        ended = running.pop(0)
+        running += scheduler.end(ended, MADE)
+        if parked.has_started:
+            break
+        running += [scheduler.submit(of_key(ended.request.rollout_id, turn, 500))]
+    assert 2 < turn < 39
+
+
+def test_the_prompt_of_a_group_counts_once_also_after_an_update_of_weights() -> None:
+    scheduler = new_scheduler("a", capacity=EngineCapacity(16, 20_000))
+    for turn in (0, 1):
+        made = [generation(f"g{number}", "g", turn, 4000 + 200 * turn, group="g") for number in range(16)]
+        started = [scheduler.submit(request) for request in made]
+        assert [each.has_started for each in started] == [True] * 16
+        for each in started:
+            scheduler.end(each, MADE)
+        scheduler.set_rolling(None)
+
+
+def test_a_generation_that_goes_on_with_a_turn_makes_no_program_of_its_request() -> None:
+    scheduler = new_scheduler("a", capacity=replace(CAPACITY, sequences=1))
+    running = [scheduler.submit(generation(f"r{number}", "r", prompt=400)) for number in range(4)]
+    scheduler.end(running[0], 5)
+    scheduler.submit(generation("r0", "r", prompt=405))
+    assert scheduler.programs_at("a")[1] == 0
+
+
+def test_single_turns_move_to_a_replica_whose_longest_queue_is_of_parked_programs() -> None:
+    scheduler = new_scheduler("a", "b", capacity=replace(CAPACITY, sequences=4))
+
+    def at(replica: str, name: str, turn: int = 0, prompt: int = 500) -> ScheduledGeneration:
+        request = generation(name, name[0], turn, prompt)
+        return scheduler.submit(replace(request, replica=replica, max_new_tokens=1 if name[0] == "f" else 100))
+
+    for number in range(5):
+        scheduler.end(at("b", f"p{number}", prompt=400), MADE)
+    for number in (4, 3, 0, *range(10, 40)):
+        at("b", f"p{number}", number < 5)
+    filling = [at("b", f"f{number}", prompt=1) for number in range(6)] + [at("a", f"s{n}", prompt=1) for n in range(8)]
+    assert all(each.has_started for each in filling)
+    waiting = [scheduler.submit(generation(f"t{number}", "t")) for number in range(12)]
+    moved = [each for short in filling[:6] for each in scheduler.end(short, 1)]
+    assert [each in waiting for each in moved] == [True] * 6
+    assert scheduler.programs_at("b")[1] == 31
+
+
+@pytest.mark.parametrize(("of_two", "next_one"), [(0.0, "short"), (4500.0, "parked")])
+def test_a_parked_program_does_not_pass_a_policy_that_waits_for_its_adapter(of_two: float, next_one: str) -> None:
+    queue, window = ReplicaQueues(), ReplicaWindow(EngineCapacity(4, 1000, adapters=1), 2.0)
+    window.add(500, policy="one")
+    waiting = (("parked", "one", 5000.0), ("blocked", "two", of_two), ("short", None, 10_000.0))
+    for name, policy, virtual_time in waiting:
+        flow = queue.flow(name, 1.0)
+        flow.virtual_time = virtual_time
+        asked = replace(generation(name, name, prompt=600), policy=policy)
+        item = ScheduledGeneration(asked, RequestState(name, flow, None, 10.0), Assignment("a", name), replica="a")
+        item.needs_place, item.kv_tokens = name == "parked", 600
+        queue.wait(item, "a", 0)
+    found = queue.next_at("a", window, leased=400, turn=1000, place_turn=1000)
+    assert found is not None
+    assert found.request.rollout_id == next_one
 
 
 TIMING = Timing(time_per_token_s=0.01, max_num_seqs=64)
