@@ -5,10 +5,11 @@ A rollout has a final reward if it ended, rather than failed or was cut off. `re
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, pairwise, takewhile
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rollout_client.contract.base import read_label
 from rollout_client.contract.messages import Branch, FinishReason, GivenMessage, Message, may_be_trained
@@ -222,15 +223,59 @@ def are_seats(one: SessionSample, other: SessionSample) -> bool:
 
 def branches_beside(main: SessionSample, others: Sequence[SessionSample]) -> list[Branch]:
     """The other branches of a session, beside the one that is the rollout's own log."""
-    known = set(main.generation_ids)
+    generated = [dict(zip(generated_places(one), one.generation_ids, strict=True)) for one in (main, *others)]
     branches = []
-    for sample in others:
-        generated = zip(generated_places(sample), sample.generation_ids, strict=True)
-        shared = [place for place, generation_id in generated if generation_id in known]
-        known.update(sample.generation_ids)
-        own = sample.rewards if are_seats(main, sample) else None
-        branches.append(Branch.model_construct(message_log=sample.message_log, shared_messages=shared, rewards=own))
+    for sample, shared in zip(others, _shared_places(*generated), strict=True):
+        own: dict[str, Any] = {"rewards": sample.rewards} if are_seats(main, sample) else {}
+        branches.append(Branch.model_construct(message_log=sample.message_log, shared_messages=shared, **own))
     return branches
+
+
+def _shared_places(main: Mapping[int, Hashable], *others: Mapping[int, Hashable]) -> Iterator[list[int]]:
+    """For each of the others the places of generated messages that the main branch, or one before it, has too."""
+    known = set(main.values())
+    for generated in others:
+        yield [place for place, name in generated.items() if name in known]
+        known.update(generated.values())
+
+
+def logs_of(sample: SampleResult) -> list[Sequence[Message]]:
+    """The logs of its branches, and its own after them."""
+    return [*(branch.message_log for branch in sample.branches), sample.message_log]
+
+
+def turns_of(logs: Iterable[Sequence[Message]]) -> list[dict[int, int]]:
+    """The number of the turn of each generated message, by place, in the logs that one rollout had after one another.
+
+    A log begins with the messages of the one before that are the same in both.
+    """
+    numbers, turns = count(), [dict[int, int]()]
+    for before, log in pairwise([[], *logs]):
+        same = sum(1 for _ in takewhile(lambda pair: _are_same(*pair), zip(before, log, strict=False)))
+        known = {place: turn for place, turn in turns[-1].items() if place < same}
+        new = (place for place, message in enumerate(log) if is_generated(message) and place not in known)
+        turns.append(known | {place: next(numbers) for place in new})
+    return turns[1:]
+
+
+def _are_same(one: Message, other: Message) -> bool:
+    return one is other or (is_generated(one) == is_generated(other) and [*one.token_ids] == [*other.token_ids])
+
+
+def left_branches(branches: Sequence[Branch], log: Sequence[Message]) -> list[Branch]:
+    """The logs that a rollout has left for this one, and which generated messages they share."""
+    *others, main = turns_of([*(branch.message_log for branch in branches), log])
+    shared = zip(branches, _shared_places(main, *others), strict=True)
+    return [branch.model_copy(update={"shared_messages": places}) for branch, places in shared]
+
+
+def branches_of(sample: SampleResult) -> list[SampleResult]:
+    """The branches that share the rollout's rewards, each as a rollout with its own log, and the rollout itself.
+
+    A message that several of them have is a generated one in one of them alone, so that a loss over all rows counts
+    each token once. Advantages are of whole rollouts: compute them before, and give each row that of its rollout.
+    """
+    return [*(_rollout_of(sample, branch) for branch in sample.branches if branch.rewards is None), sample]
 
 
 def seats_of(sample: SampleResult) -> list[SampleResult]:
@@ -241,14 +286,16 @@ def seats_of(sample: SampleResult) -> list[SampleResult]:
     """
     own = [branch for branch in sample.branches if branch.rewards is not None]
     shared = [branch for branch in sample.branches if branch.rewards is None]
-    return [sample.model_copy(update={"branches": shared}), *(_seat_of(sample, branch) for branch in own)]
+    return [sample.model_copy(update={"branches": shared}), *(_rollout_of(sample, branch) for branch in own)]
 
 
-def _seat_of(sample: SampleResult, branch: Branch) -> SampleResult:
-    """The branch as a rollout. `metrics` are those of the whole game; the service knows it by no `rollout_id`."""
-    rewards = branch.rewards or {}
+def _rollout_of(sample: SampleResult, branch: Branch) -> SampleResult:
+    """The branch as a rollout. `metrics` are those of the whole rollout; the service knows it by no `rollout_id`."""
+    rewards = sample.rewards if branch.rewards is None else branch.rewards
     total = None if sample.total_reward is None else sum(rewards.values())
-    own = {"message_log": branch.message_log, "rewards": rewards, "total_reward": total}
+    once = {place: {"generation_logprobs": None} for place in branch.shared_messages}
+    log = [message.model_copy(update=once.get(place)) for place, message in enumerate(branch.message_log)]
+    own = {"message_log": log, "rewards": rewards, "total_reward": total, "replay": None}
     return sample.model_copy(update={**own, "branches": [], "rollout_id": None})
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
+from unicodedata import normalize
 
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
@@ -168,6 +169,12 @@ class TransformersChatTokenizer(ChatTokenizer):
             return self._encoder.decode(token_ids)
         ends = len(token_ids) > 0 and token_ids[-1] in self.ends_of_turn
         return self._encoder.decode(token_ids[:-1] if ends else token_ids, skip_special_tokens=False)
+
+    def extends(self, rendered: Sequence[int], log: Sequence[int]) -> bool:
+        """See `ChatTokenizer.extends`. The ids of a text differ where a model has not sampled the tokenizer's."""
+        spoken = ([one for one in ids if one not in self.ends_of_turn] for ids in (rendered, log))
+        whole, begin = ("".join(normalize("NFC", self._encoder.decode(ids, False)).split()) for ids in spoken)
+        return whole.startswith(begin)
 
     def pieces(self, token_ids: Sequence[int], before: Sequence[int]) -> list[str | None]:
         """The text that each token adds after the ids `before`, as vLLM reads it when it looks for stop strings."""

@@ -167,6 +167,16 @@ class TokenizedObservation:
 class ChatTokenizer(Protocol):
     """The tokenizer as an episode calls it."""
 
+    def prompt(self, messages: Sequence[PromptMessage], options: ChatOptions, max_tokens: int) -> list[Message]:
+        """Renders messages up to the generation prompt, each with its part of the tokens.
+
+        Raises:
+            PromptRejected: the chat template refuses the messages, or they have more than `max_tokens` tokens.
+        """
+
+    def extends(self, rendered: Sequence[int], log: Sequence[int]) -> bool:
+        """Whether the rendered ids begin with the text of the log, but for white space and tokens that end a turn."""
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a response: without special tokens, or at least without the one that ends its turn."""
 

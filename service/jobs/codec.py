@@ -13,7 +13,7 @@ which come in the order of their samples, it is how many samples were drawn, and
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -24,7 +24,14 @@ from deployments.protocols.token_columns import RoutedExperts
 from deployments.storage.storage import EntryName
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.jobs import JobCursor
-from rollout_client.contract.messages import COLUMN_FIELDS, MediaRange, Message, PackedNumbers, WeightVersionSpan
+from rollout_client.contract.messages import (
+    COLUMN_FIELDS,
+    Branch,
+    MediaRange,
+    Message,
+    PackedNumbers,
+    WeightVersionSpan,
+)
 from rollout_client.contract.rollouts import SampleError, SampleInput, SampleStatus
 from rollout_client.contract.selection import PlaceRange, SampleRange
 from service.rollout_requests.result_encoding import json_of
@@ -48,12 +55,13 @@ def read_entry(entry: bytes, episodes: dict[int, EpisodeState], started: dict[in
         return None
     position: int = fields["position"]
     first, state = fields["first_message"], _state_of(fields["state"])
-    if first:
-        earlier = episodes[position]
+    earlier = episodes.get(position)
+    if earlier is not None and earlier.restarts == state.restarts:
         made = (made for made in earlier.generations if made.message < first)
         state = replace(
             state,
             messages=[*earlier.messages[:first], *state.messages],
+            left=[*earlier.left, *state.left],
             generations=(*made, *state.generations),
             before=(*earlier.before, earlier.turn_state),
         )
@@ -91,10 +99,10 @@ def _outlined(state: EpisodeState) -> EpisodeState:
         Message.model_construct(
             role=message.role, content="", token_ids=[], generation_logprobs=[], weight_versions=message.weight_versions
         )
-        for message in state.messages
+        for message in chain(state.messages, *(branch.message_log for branch in state.left))
         if message.weight_versions
     ]
-    return replace(state, messages=messages, experts=None, generations=())
+    return replace(state, messages=messages, left=[], experts=None, generations=())
 
 
 def _fields_of(state: EpisodeState) -> dict[str, Any]:
@@ -114,6 +122,7 @@ def _state_of(fields: dict[str, Any]) -> EpisodeState:
             **fields,
             "experts": None if experts is None else RoutedExperts(all_rows=PackedNumbers.model_validate(experts)),
             "messages": [_message_of(message) for message in fields["messages"]],
+            "left": [*map(Branch.model_validate, fields["left"])],
             "stop_strings": tuple(fields["stop_strings"]),
             "metrics": MetricCounts(**fields["metrics"]),
             "generations": tuple(

@@ -118,8 +118,9 @@ class JobJournal(ProgressLog):
         self._group_size = group_size
         self._episodes: dict[int, EpisodeState] = {}
         self._started: dict[int, SampleInput] = {}
-        self._written: dict[int, tuple[int, int]] = {}
-        """By position: the restarts of the rollout, and how many of its messages are in the journal."""
+        self._written: dict[tuple[int, int], tuple[int, int]] = {}
+        """By position and restarts of the rollout: how many of the logs that it has left, and of the messages of its
+        own, are in the journal."""
         self._entries_of: dict[int, list[EntryName]] = defaultdict(list)
         """By position."""
         self._ended: dict[int, tuple[EpisodeState, Callable[[], None]]] = {}
@@ -142,7 +143,7 @@ class JobJournal(ProgressLog):
             self.in_events.update(ended)
             self._episodes |= ended
         for position, state in self._episodes.items():
-            self._written[position] = state.restarts, len(state.messages)
+            self._written[position, state.restarts] = len(state.left), len(state.messages)
         self._begun_groups = 1 + max(self._episodes, default=-1) // self._group_size
 
     @property
@@ -170,10 +171,10 @@ class JobJournal(ProgressLog):
         position = episode.identity.position
         if position in self.in_events:
             return
-        restarts, written = self._written.get(position, (0, 0))
-        first = written if restarts == episode.restarts else 0
-        state = episode.state(first)
-        self._written[position] = state.restarts, len(episode.log.added)
+        left, written = self._written.get((position, episode.restarts), (0, 0))
+        first = written if left == len(episode.log.left) else 0
+        state = episode.state(first, left)
+        self._written[position, episode.restarts] = len(episode.log.left), len(episode.log.added)
         tokens = sum(len(message.token_ids) for message in state.messages)
         if tokens > MOST_TOKENS_INLINE:
             entry = await asyncio.to_thread(turn_entry, position, first, state)

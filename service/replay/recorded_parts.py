@@ -5,7 +5,7 @@ order; a part whose tokens cannot be drawn again says why; whatever a caller has
 one problem that names a field.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
@@ -18,6 +18,7 @@ from rollout_client.contract.base import FieldProblem, VersionLabel, read_label
 from rollout_client.contract.messages import GivenMessage, Message, WeightVersionSpan
 from rollout_client.contract.origins import ReplayRecord
 from rollout_client.contract.rollouts import SampleResult
+from rollout_client.results import logs_of, turns_of
 from service.problems import RequestProblem, invalid_request, unknown_token
 from service.rollouts.episode_records import sampling_of_turn
 
@@ -67,14 +68,13 @@ class ReplayableRollout:
         self.record = result.replay
         self.token_ids = packed_ids(_checked_ids(result.message_log, engine))
         self.images = image_spans(result.message_log)
-        self.parts = list(_parts_of(result.message_log, result.replay))
+        self.parts = list(_parts_of(result.message_log, turns_of(logs_of(result))[-1], result.replay))
 
 
-def _parts_of(log: Sequence[Message], record: ReplayRecord) -> Iterator[RecordedPart]:
+def _parts_of(log: Sequence[Message], turns: Mapping[int, int], record: ReplayRecord) -> Iterator[RecordedPart]:
     sampling = SamplingOptions(
         record.temperature, record.top_p, record.top_k, record.min_p, record.ignore_eos, record.seed
     )
-    turns = [0, *accumulate(int(message.generation_logprobs is not None) for message in log)]
     begins = [0, *accumulate(len(message.token_ids) for message in log)]
     origins, stop_strings = record.generations, tuple[str, ...]()
     last, last_end = 0, 0

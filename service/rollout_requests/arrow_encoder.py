@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from pydantic_core import from_json
 
 from rollout_client.arrow.rows import record_batch
 from rollout_client.arrow.schema import ARROW, ROLLOUTS, SUMMARY, TOKENS, column_field
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import COLUMN_FIELDS, Message, PackedNumbers
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
-from service.rollout_requests.result_encoding import ResponseEncoder
+from service.rollout_requests.result_encoding import ResponseEncoder, json_of
 
 ROWS_PER_STEP = 64
 CHARACTERS_PER_STEP = 2**18
@@ -67,7 +68,8 @@ class ArrowResponseEncoder(ResponseEncoder):
     def add(self, position: int, result: SampleResult) -> None:
         messages, self._numbers[position] = _without_numbers(result.message_log, self._included)
         self._positions.append(position)
-        self._rows.append({**set_fields(result), "message_log": messages})
+        plain = {"branches": from_json(json_of(result.branches))} if result.branches else {}
+        self._rows.append({**set_fields(result), "message_log": messages, **plain})
         text = sum(len(message.content) + CHARACTERS_PER_MESSAGE for message in result.message_log)
         self._characters += text + self._echoed_bytes
         if len(self._rows) == ROWS_PER_STEP or self._characters >= CHARACTERS_PER_STEP:

@@ -23,7 +23,7 @@ from deployments.protocols.generation import (
 )
 from deployments.protocols.images import ImageTokens
 from deployments.protocols.replicas import GeneratorDescription
-from rollout_client.contract.messages import Message
+from rollout_client.contract.messages import Branch, Message
 from rollout_client.contract.rollouts import RolloutRequest, SampleInput, Sampling
 from rollout_client.contract.sessions import SessionRequest
 from service.access.keys import ANYBODY, Caller
@@ -33,6 +33,7 @@ from service.rollout_requests.validation import Capabilities, request_problems
 from service.rollouts.agent_episode import AgentEpisode, AgentTask
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt, ServiceBuild
+from service.rollouts.message_log import MessageLog
 from service.rollouts.messages import log_without_open_stop_string
 from service.rollouts.staleness import VersionBounds
 from service.scheduling.fair_queue import share_of
@@ -131,25 +132,28 @@ class EpisodeFactory:
         message_log: Sequence[Message] = ()
         agent = self.agents.get(sample.task_name)
         stop_strings = tuple(_stop_strings_of(request, sample))
-        if failure is None and agent is None:
-            try:
-                message_log = self._message_log(sample, chat, max_seq_len, stop_strings)
-            except PromptRejected as error:
-                failure = error
-                extra = {"request_id": valid.request_id, "task_name": sample.task_name, "sample": idx}
-                logger.warning("A prompt was rejected; its rollouts end as errors.", exc_info=error, extra=extra)
         limits = EpisodeLimits(
             max_seq_len=max_seq_len,
             max_new_tokens=request.sampling.max_new_tokens,
             max_rollout_turns=request.max_rollout_turns,
             retries=request.retries,
         )
+        if failure is None and agent is None:
+            try:
+                message_log = self._message_log(sample, chat, max_seq_len, stop_strings)
+                if request.history == "template" and sample.message_log is not None:
+                    sample, message_log = self._rendered(sample, message_log, chat, limits)
+            except PromptRejected as error:
+                failure = error
+                extra = {"request_id": valid.request_id, "task_name": sample.task_name, "sample": idx}
+                logger.warning("A prompt was rejected; its rollouts end as errors.", exc_info=error, extra=extra)
         start = EpisodeStart(
-            prompt=Prompt.of(message_log, request.policy.name),
+            prompt=Prompt.of(message_log, request.policy.name, sample),
             extra_env_info=sample.extra_env_info,
             stop_strings=stop_strings,
             sampling=_sampling_options(request.sampling),
             chat=chat,
+            renders=request.history == "template",
             min_weight_version=max(request.policy.min_version or 0, request.policy.version or 0),
             bounds=valid.bounds,
             share=valid.share,
@@ -205,6 +209,16 @@ class EpisodeFactory:
             )
         return closed
 
+    def _rendered(self, sample: SampleInput, log: Sequence[Message], chat: ChatOptions, limits: EpisodeLimits) -> Any:
+        """The log with which the next turn begins, and the sample with what it has left for it."""
+        prompt = Prompt.of(log)
+        goes_on = prompt.turns and prompt.response is None
+        if not (goes_on and (rendered := MessageLog(prompt, limits).rendered((), chat, self.tokenizer))):
+            return sample, log
+        end = 1 + max(place for place, message in enumerate(log) if message.generation_logprobs is not None)
+        branches = [*sample.branches, Branch.model_construct(message_log=log[:end])]
+        return sample.model_copy(update={"branches": branches}), rendered
+
 
 @cache
 def build_of(settings_hash: str) -> ServiceBuild:
@@ -231,7 +245,7 @@ def _chat_options(request: RolloutRequest, sample: SampleInput, task: TaskDescri
     return ChatOptions(
         observation_format=sample.observation_format
         or request.observation_format
-        or ("chat" if sample.message_log is None else "raw"),
+        or ("chat" if sample.message_log is None or request.history == "template" else "raw"),
         tools=(list(task.tools if task else ()) or None) if sample.tools is None else sample.tools,
         chat_template_kwargs=next((kwargs for kwargs in given if kwargs is not None), None),
         has_observations=task is not None and task.has_start,

@@ -15,7 +15,8 @@ from rollout_client.contract.base import FieldProblem, set_fields
 from rollout_client.contract.messages import GivenMessage, Message
 from rollout_client.contract.origins import Fork
 from rollout_client.contract.records import RolloutRecord
-from rollout_client.contract.rollouts import RolloutRequest, SampleInput
+from rollout_client.contract.rollouts import RolloutRequest, SampleInput, SampleResult
+from rollout_client.results import logs_of, turns_of
 from service.access.keys import Caller
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.rollouts.messages import first_tokens_of
@@ -130,6 +131,7 @@ def _forked(sample: SampleInput, fork: Fork, record: RolloutRecord | None, token
         "observation_format": rollout.observation_format,
         "tools": rollout.tools,
         "chat_template_kwargs": rollout.chat_template_kwargs,
+        "branches": rollout.branches[: [*_places_of_turns(rollout), (None, 0)][turn][0]],
     }
     update = {name: value for name, value in of_rollout.items() if name not in sample.model_fields_set}
     given = [GivenMessage.model_construct(**set_fields(message)) for message in log]
@@ -138,10 +140,10 @@ def _forked(sample: SampleInput, fork: Fork, record: RolloutRecord | None, token
 
 def _log_at_turn(record: RolloutRecord, turn: int) -> tuple[int, list[Message]]:
     """The turn, and the messages before it. Raises `_CannotFork`."""
-    log = record.rollout.message_log
-    generated = _places_of_turns(log)
+    log, generated = record.rollout.message_log, _places_of_turns(record.rollout)
     if turn < len(generated):
-        return turn, log[: generated[turn]]
+        number, place = generated[turn]
+        return turn, [*logs_of(record.rollout)[number][:place]]
     goes_on = not record.rollout.terminated and log[-1].generation_logprobs is None
     if turn > len(generated) or not goes_on:
         last = len(generated) if goes_on else len(generated) - 1
@@ -158,8 +160,9 @@ def _log_at_token(record: RolloutRecord, token: int | None, tokenizer: ChatToken
     place = next((place for place, end in enumerate(ends) if token <= end), None)
     if place is None:
         raise _CannotFork(f"it has {ends[-1] if ends else 0} tokens; send at most as many")
-    generated = _places_of_turns(log)
-    turn = sum(one < place for one in generated)
+    generated = turns_of(logs_of(record.rollout))[-1]
+    following = (turn for begin, turn in generated.items() if begin >= place)
+    turn = next(following, len(_places_of_turns(record.rollout)))
     if place not in generated:
         if token == ends[place] and (place + 1 in generated or place + 1 == len(log)):
             return _log_at_turn(record, turn)
@@ -174,6 +177,8 @@ def _log_at_token(record: RolloutRecord, token: int | None, tokenizer: ChatToken
     return turn, [*log[:place], Message.model_construct(**fields)]
 
 
-def _places_of_turns(log: Sequence[Message]) -> list[int]:
-    """The places of the messages that were generated."""
-    return [place for place, message in enumerate(log) if message.generation_logprobs is not None]
+def _places_of_turns(rollout: SampleResult) -> list[tuple[int, int]]:
+    """For each turn the number of the log in which it was generated, and its place there."""
+    turns = [*enumerate(turns_of(logs_of(rollout)))]
+    first = {turn: (number, place) for number, of_log in turns[::-1] for place, turn in of_log.items()}
+    return [first[turn] for turn in range(len(first))]

@@ -9,6 +9,7 @@ line is one JSON object.
 import asyncio
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +20,7 @@ from pydantic_core import to_json
 from rollout_client.contract.base import set_fields
 from rollout_client.contract.messages import COLUMN_FIELDS, encoded_base64
 from rollout_client.contract.rollouts import RolloutSummary, SampleResult
+from rollout_client.results import logs_of
 from service.problems import RequestProblem
 from service.rollouts.progress import UNOBSERVED, RolloutObserver
 
@@ -142,9 +144,10 @@ async def encode_beside_others(
 
 def size_of(result: SampleResult, echoed_bytes: int) -> int:
     """About how large a rollout is, in tokens."""
-    text = sum(len(message.content) for message in result.message_log) + echoed_bytes
+    messages = [*chain.from_iterable(logs_of(result))]
+    text = sum(len(message.content) for message in messages) + echoed_bytes
     tokens = 0
-    for message in result.message_log:
+    for message in messages:
         tokens += len(message.token_ids)
         columns = [getattr(message, name) for name in COLUMN_FIELDS & message.model_fields_set]
         text += sum(len(column.data) for column in columns if column is not None)

@@ -44,9 +44,14 @@ def request_problems(request: RolloutRequest, capabilities: Capabilities) -> Ite
     yield from engine_problems(request, capabilities.generator)
     yield from _template_problems("chat_template_kwargs", request.chat_template_kwargs)
     played = {sample.task_name for sample in request.samples} & capabilities.agent_tasks
-    if request.schedule == "lockstep" and played:
-        message = f"a program plays {', '.join(sorted(played))}, and has no turns in lockstep; choose async"
-        yield FieldProblem(field="schedule", message=message, value=request.schedule)
+    for name, choice in (("schedule", "lockstep"), ("history", "template")):
+        if played and getattr(request, name) == choice:
+            message = f"a program plays {', '.join(sorted(played))}, and has no turns in lockstep or of the service's"
+            yield FieldProblem(field=name, message=f"{message}; leave it out", value=choice)
+    asked = {request.observation_format, *(sample.observation_format for sample in request.samples), *request.include}
+    if request.history == "template" and asked & {"raw", "routed_experts"}:
+        message = "no template renders raw observations, and no prompt that changes has routed_experts; leave it out"
+        yield FieldProblem(field="history", message=message, value=request.history)
     for position, sample in enumerate(request.samples):
         yield from _sample_problems(f"samples[{position}]", sample, capabilities)
 

@@ -12,19 +12,19 @@ The loop runs agents through the port `Agents`, which `RequestAgents` (`service/
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from deployments.failures import AgentFailed, RolloutFailure
-from deployments.protocols.chat import ChatTokenizer, TokenizedObservation
+from deployments.protocols.chat import ChatTokenizer
 from deployments.protocols.generation import WeightSpan
-from rollout_client.contract.base import set_fields
-from rollout_client.contract.messages import Message
-from rollout_client.contract.rollouts import SampleInput, SampleResult, SampleStatus
+from rollout_client.contract.messages import Branch
+from rollout_client.contract.rollouts import SampleInput, SampleStatus
 from rollout_client.contract.sessions import SessionRequest, SessionSample
 from rollout_client.results import branches_beside, main_branch
 from rollout_env import StepOutcome
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
+from service.rollouts.message_log import Observed
 
 SessionLimit = Literal["max_calls", "max_tokens"]
 
@@ -114,7 +114,7 @@ class AgentEpisode(Episode):
         super().__init__(identity, start, limits, tokenizer)
 
     def _begin(self) -> None:
-        self._branches: Sequence[SessionSample] = ()
+        self._beside: list[Branch] = []
         self._ended_by: SampleStatus | None = None
         """The limit that ended the run; `None` if it ended by itself."""
         self._is_judged_next = False
@@ -166,32 +166,19 @@ class AgentEpisode(Episode):
             self._rewards[name] = value
         self._end()
 
-    def tokenized_observations(self, outcome: StepOutcome) -> Sequence[TokenizedObservation]:  # noqa: ARG002
+    def tokenized_observations(self, outcome: StepOutcome) -> Observed:  # noqa: ARG002
         """Returns none: nobody would read an observation after the end of the agent."""
         return []
 
-    def add_outcome(self, outcome: StepOutcome, observed: Sequence[TokenizedObservation] | None = None) -> None:  # noqa: ARG002
+    def add_outcome(self, outcome: StepOutcome, observed: Observed | None = None) -> None:  # noqa: ARG002
         """Adds the judgement of the environment, and ends the episode. Ignored after the end."""
         if self.done:
             return
         self._take_outcome(outcome)
         self._end()
 
-    def result(self) -> SampleResult:
-        result = super().result()
-        if len(self._branches) > 1:
-            main = main_branch(self._branches)
-            others = [branch for branch in self._branches if branch is not main]
-            plain: list[Any] = [
-                {
-                    "message_log": list(map(_plain_message, branch.message_log)),
-                    "shared_messages": branch.shared_messages,
-                    **({} if branch.rewards is None else {"rewards": branch.rewards}),
-                }
-                for branch in branches_beside(main, others)
-            ]
-            result.branches = plain  # Arrow writes plain JSON alone.
-        return result
+    def _branches_beside(self) -> list[Branch]:
+        return self._beside
 
     def _end(self) -> None:
         self._terminated = self._ended_by is None
@@ -202,13 +189,13 @@ class AgentEpisode(Episode):
     def _take_log(self, run: AgentRunOutcome) -> None:
         """Makes the main branch the log, in place of everything from the run before."""
         self._begin()
-        self._branches = run.branches
         self.metrics.add_environment_metrics(
             {**run.metrics, "agent_calls": run.calls, "agent_branches": len(run.branches)}
         )
         if not run.branches:
             return
         main = main_branch(run.branches)
+        self._beside = branches_beside(main, [branch for branch in run.branches if branch is not main])
         self._rewards = dict(main.rewards)
         length, has_generated = 0, False
         for message in main.message_log:
@@ -221,13 +208,3 @@ class AgentEpisode(Episode):
                 self.metrics.env_tokens += len(message.token_ids)
             length += len(message.token_ids)
         self.log.replace(main.message_log)
-
-
-def _plain_message(message: Message) -> dict[str, Any]:
-    fields = set_fields(message)
-    fields["token_ids"] = list(message.token_ids)
-    if message.mm_ranges is not None:
-        fields["mm_ranges"] = [shown.model_dump() for shown in message.mm_ranges]
-    if message.generation_logprobs is not None:
-        fields["generation_logprobs"] = list(message.generation_logprobs)
-    return fields

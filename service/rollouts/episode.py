@@ -2,27 +2,23 @@
 
     next_generation -> (generate) -> add_generation -> step_request -> (step) -> add_outcome -> next_generation ...
 
-Guarantees: token ids are only appended, unless the rollout is played anew from its prompt; the input of a generation is
-the concatenation of all token ids so far; an episode ends in exactly one status, and nothing changes it afterwards;
+Guarantees: token ids are only appended, unless the rollout is played anew from its prompt or leaves its log for another
+rendering, and then the log is kept as a branch; the input of a generation is the concatenation of all token ids of the
+log; an episode ends in exactly one status, and nothing changes it afterwards;
 `add_generation` and `add_outcome` change nothing if they raise.
 """
 
-from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal, get_args
 
-from deployments.protocols.chat import (
-    CONTEXT_TOKENS,
-    ChatTokenizer,
-    ParsedResponse,
-    ResponseToParse,
-    TokenizedObservation,
-    judged_log,
-)
+from deployments.protocols.chat import CONTEXT_TOKENS, ChatTokenizer, ParsedResponse, ResponseToParse, judged_log
 from deployments.protocols.environments import StepRequest
 from deployments.protocols.generation import Generation, GenerationRequest
+from rollout_client.contract.messages import Branch
 from rollout_client.contract.rollouts import SampleError, SampleResult, SampleStatus
+from rollout_client.results import left_branches
 from rollout_env import StepOutcome
 from service.rollouts.episode_records import (
     EpisodeIdentity,
@@ -35,7 +31,7 @@ from service.rollouts.episode_records import (
     replay_fields,
     sampling_of_turn,
 )
-from service.rollouts.message_log import MessageLog
+from service.rollouts.message_log import MessageLog, Observed
 from service.rollouts.messages import was_parsed, with_parsed, without_open_stop_string
 from service.rollouts.metrics import UNNAMED_REWARD, MetricCounts
 from service.rollouts.retries import RetryBudget
@@ -88,7 +84,7 @@ class Episode:
         self._terminated = False
         self._truncated = False
         self.versions = RolloutVersions(start.bounds, start.prompt.oldest_version)
-        self._steps = self.log.turns - (self.step_is_due or self.log.partial is not None)
+        self._steps = start.prompt.turns
         self._first_turn = self._steps
         self.states = [TurnState(self._steps, self._extra_env_info, self._stop_strings)]
         """By turn, of those that changed it. Only the first, unless `keeps_states`."""
@@ -148,7 +144,7 @@ class Episode:
             return None
         self.versions.begin_generation()
         there = 0 if log.partial is None else len(log.partial.token_ids)
-        turn = log.turns - (log.partial is not None)
+        turn = self._steps
         return GenerationRequest(
             generation_id=f"{rollout_id}-{turn}-{there}" if there else f"{rollout_id}-{turn}",
             prompt_token_ids=log.token_ids,
@@ -204,7 +200,7 @@ class Episode:
             prompt_token_ids=self.log.token_ids[: self.log.length - len(response.token_ids)],
             tools=self.start.chat.tools,
             chat_template_kwargs=self.start.chat.chat_template_kwargs,
-            turn=self.log.turns - 1,
+            turn=self._steps,
         )
 
     def add_parsed(self, parsed: ParsedResponse) -> None:
@@ -232,16 +228,19 @@ class Episode:
             owner=self.start.share.key,
         )
 
-    def tokenized_observations(self, outcome: StepOutcome) -> Sequence[TokenizedObservation]:
-        """The outcome's observation as `add_outcome` appends it. Changes nothing: a thread may do it."""
-        if not outcome.observations:
+    def tokenized_observations(self, outcome: StepOutcome) -> Observed:
+        """The outcome's observation as `add_outcome` adds it. Changes nothing: a thread may do it."""
+        if not (seen := outcome.observations):
             return []
+        goes_on = not outcome.terminated and self._steps + 1 < self._limits.max_rollout_turns and self.log.room > 0
+        if self.start.renders and goes_on and (log := self.log.rendered(seen, self.start.chat, self._tokenizer)):
+            return log
         response = self.log.added[-1]
         return self._tokenizer.observations(
-            outcome.observations, response.token_ids, self.start.chat, self.log.room, response.tool_calls or ()
+            seen, response.token_ids, self.start.chat, self.log.room, response.tool_calls or ()
         )
 
-    def add_outcome(self, outcome: StepOutcome, observed: Sequence[TokenizedObservation] | None = None) -> None:
+    def add_outcome(self, outcome: StepOutcome, observed: Observed | None = None) -> None:
         """Adds the reward, appends the observation, and decides whether the episode ends. Ignored after the end.
 
         Args:
@@ -251,17 +250,18 @@ class Episode:
             return
         observed = self.tokenized_observations(outcome) if observed is None else observed
         self._take_outcome(outcome)
-        # Messages that had no room left are not among those that were tokenized.
-        for message, tokens in zip(outcome.observations, observed, strict=False):
-            self.log.add_observation(message, tokens)
-        self.metrics.env_tokens += sum(len(tokens.token_ids) for tokens in observed)
+        if isinstance(observed, tuple):
+            self.log.left.append(Branch.model_construct(message_log=[*self.log], replay=self._replay_fields()))
+            moved = (replace(made, message=made.message + self.log.first_added) for made in self.generations)
+            self.generations = [made for made in moved if observed[made.message].generation_logprobs is not None]
+        self.metrics.env_tokens += self.log.add_observed(outcome.observations, observed)
         self._steps += 1
         if outcome.next_stop_strings is not None:
             self._stop_strings = tuple(outcome.next_stop_strings)
         if self.start.keeps_states and (outcome.metadata is not None or outcome.next_stop_strings is not None):
             self.states.append(TurnState(self._steps, self._extra_env_info, self._stop_strings))
         self._terminated = outcome.terminated
-        self._truncated = bool(observed and observed[-1].was_cut) or self.log.room <= 0
+        self._truncated = bool(observed and getattr(observed[-1], "was_cut", False)) or self.log.room <= 0
         self.status = "stale" if self.versions.is_stale else self._status_after_step() or self.interrupted_by
 
     def interrupt(self, status: CutOff) -> None:
@@ -308,7 +308,8 @@ class Episode:
             "error": self.error,
             "tools": self.start.chat.tools,
             "chat_template_kwargs": self.start.chat.chat_template_kwargs,
-            "replay": replay_fields(self.start, self._limits, self.generations, self.log.first_added),
+            "branches": self._branches_beside() or None,
+            "replay": self._replay_fields(),
             "parent": identity.parent,
             "forked_at": None if identity.parent is None else self.start.prompt.end,
         }
@@ -319,10 +320,11 @@ class Episode:
         result.__pydantic_fields_set__.update(further_fields)
         return result
 
-    def state(self, first_message: int = 0) -> EpisodeState:
-        """The state for `restore`, with the messages from `first_message` on."""
+    def state(self, first_message: int = 0, first_left: int = 0) -> EpisodeState:
+        """The state for `restore`, with the messages from `first_message` on, and the logs before from `first_left`."""
         return EpisodeState(
             messages=self.log.added[first_message:],
+            left=self.log.left[first_left:],
             extra_env_info=self._extra_env_info,
             stop_strings=self._stop_strings,
             rewards=self._rewards.copy(),
@@ -342,7 +344,8 @@ class Episode:
 
     def restore(self, state: EpisodeState) -> None:
         """Brings an episode that stands at its prompt to a state with all of its messages."""
-        self.log.replace(state.messages)
+        self.log.replace(state.messages, is_whole=len(state.left) > len(self.log.left))
+        self.log.left = [*state.left]
         if state.experts is not None:
             self.log.experts = state.experts
         self._extra_env_info = state.extra_env_info
@@ -357,7 +360,8 @@ class Episode:
         self._steps, self.restarts, self.retries.left = state.steps, state.restarts, state.retries_left
         self.status, self.error = state.status, state.error
         self.has_ended_before = self.done
-        generated = (message.weight_versions or () for message in state.messages)
+        messages = chain(state.messages, *(branch.message_log for branch in state.left))
+        generated = (message.weight_versions or () for message in messages)
         self.versions.restore(chain.from_iterable(generated), state.staleness)
 
     @property
@@ -380,6 +384,12 @@ class Episode:
         for name, value in named.items():
             self._rewards[name] = self._rewards.get(name, 0.0) + value
         return sum(named.values())
+
+    def _branches_beside(self) -> list[Branch]:
+        return left_branches(self.log.left, [*self.log]) if self.log.left else []
+
+    def _replay_fields(self) -> dict[str, Any] | None:
+        return replay_fields(self.start, self._limits, self.generations, self.log.first_added)
 
     def _status_after_step(self) -> SampleStatus | None:
         if self._terminated:

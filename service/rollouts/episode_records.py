@@ -7,6 +7,7 @@ seed derived from the one above it.
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Self
 
 from pydantic import JsonValue
@@ -24,8 +25,9 @@ from deployments.protocols.generation import (
 )
 from deployments.protocols.images import ImageSpan, image_spans
 from deployments.protocols.token_columns import RoutedExperts
-from rollout_client.contract.messages import Message
-from rollout_client.contract.rollouts import SampleError, SampleStatus
+from rollout_client.contract.messages import Branch, Message, PromptMessage
+from rollout_client.contract.rollouts import SampleError, SampleInput, SampleStatus
+from rollout_client.results import turns_of
 from service.rollouts.metrics import MetricCounts
 from service.rollouts.staleness import VersionBounds, oldest_version
 
@@ -94,11 +96,15 @@ class Prompt:
     token_ids: "array[int]"
     """The token ids of all of these messages, concatenated."""
     turns: int
-    """How many of `messages` were generated."""
+    """How many of `messages`, and of the logs that the rollout has left, were generated."""
     oldest_version: int | None = None
     """The oldest one of the request's policy that generated a token of these messages; `None` if none is known."""
     images: tuple[ImageSpan, ...] = ()
     """Those that the messages show."""
+    given: Sequence[PromptMessage] = ()
+    """Those messages that were posted without tokens, as the template takes them: a log has no parts of messages."""
+    left: Sequence[Branch] = ()
+    """The logs that the rollout has left before."""
 
     @property
     def end(self) -> dict[str, int]:
@@ -107,17 +113,20 @@ class Prompt:
         return {"turn": self.turns + is_whole, "token": len(self.token_ids)}
 
     @classmethod
-    def of(cls, message_log: Sequence[Message], policy: str | None = None) -> Self:
+    def of(cls, log: Sequence[Message], policy: str | None = None, sample: SampleInput | None = None) -> Self:
         """The prompt of this log; `policy` is the name of the one that the request is about."""
-        ends_with_response = bool(message_log) and message_log[-1].generation_logprobs is not None
-        messages = tuple(message_log[:-1] if ends_with_response else message_log)
+        logs = [*(branch.message_log for branch in (sample.branches if sample else ())), log]
+        ends_with_response = bool(log) and log[-1].generation_logprobs is not None
+        messages = tuple(log[:-1] if ends_with_response else log)
         return cls(
             messages,
-            message_log[-1] if ends_with_response else None,
-            packed_ids(token_id for message in message_log for token_id in message.token_ids),
-            sum(message.generation_logprobs is not None for message in messages),
-            oldest_version(message_log, policy),
-            image_spans(message_log),
+            log[-1] if ends_with_response else None,
+            packed_ids(token_id for message in log for token_id in message.token_ids),
+            len({turn for turns in turns_of(logs) for turn in turns.values()}) - ends_with_response,
+            oldest_version([*chain.from_iterable(logs)], policy),
+            image_spans(log),
+            (sample and sample.messages) or (),
+            sample.branches if sample else (),
         )
 
 
@@ -142,6 +151,8 @@ class EpisodeStart:
     min_weight_version: int = 0
     bounds: VersionBounds = field(default_factory=VersionBounds)
     """Is the same object in all episodes of a request."""
+    renders: bool = False
+    """Whether the request's `history` is `template`."""
     share: RequestShare = UNNAMED_REQUEST
     include: IncludedColumns = NO_COLUMNS
     """Is the same object in all episodes of a request."""
@@ -229,6 +240,8 @@ class EpisodeState:
 
     messages: list[Message]
     """Messages after the prompt's, from some index on."""
+    left: list[Branch]
+    """The logs before this one, from some on. Of another log than the first all messages are in `messages`."""
     extra_env_info: dict[str, JsonValue]
     stop_strings: tuple[str, ...]
     rewards: dict[str, float]

@@ -149,7 +149,7 @@ async def _play_step(episode: Episode, context: RolloutContext) -> None:
     await _learn_images(outcome, episode, context)
     observed = None
     characters = sum(len(message["content"]) for message in outcome.observations)
-    if characters > MOST_CHARACTERS_INLINE:
+    if characters > MOST_CHARACTERS_INLINE or episode.start.renders:
         observed = await asyncio.to_thread(episode.tokenized_observations, outcome)
     await context.pacer.wait_for_turn(episode, characters if observed is None else 0)
     episode.add_outcome(outcome, observed)

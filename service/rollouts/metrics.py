@@ -7,6 +7,7 @@ request metric is one more entry in `_averages`, `_turn_metrics` or `_spread_by_
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from statistics import fmean, median, stdev
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from rollout_client.contract.base import label_of, read_label
 from rollout_client.contract.messages import FinishReason
 from rollout_client.contract.rollouts import PolicyVersions, RequestMetrics, SampleMetrics, SampleResult, SampleStatus
+from rollout_client.results import logs_of
 
 UNNAMED_REWARD = "reward"
 """The name of a reward that its environment gave as a single number."""
@@ -138,7 +140,8 @@ class RequestMetricsAccumulator:
             if staleness is not None:
                 self._staleness.append(staleness)
         self._stale += result.status == "stale"
-        self._versions.update(span.version for message in result.message_log for span in message.weight_versions or ())
+        messages = chain.from_iterable(logs_of(result))
+        self._versions.update(span.version for message in messages for span in message.weight_versions or ())
 
     def metrics(self) -> RequestMetrics:
         """Lengths are in tokens; rates are in [0, 1]. Empty without any sample.

@@ -1,13 +1,14 @@
 """Scripted implementations of `Generator`, `Environment` and `ChatTokenizer`, to test the loop's logic alone."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from deployments.failures import RolloutFailure
-from deployments.protocols.chat import ChatOptions, ChatTokenizer, TokenizedObservation
+from deployments.protocols.chat import ChatOptions, ChatTokenizer, TokenizedObservation, prompt_message
 from deployments.protocols.environments import RefusedField, StepRequest, TaskDescription
 from deployments.protocols.generation import (
     NO_COLUMNS,
@@ -20,7 +21,7 @@ from deployments.protocols.generation import (
 )
 from deployments.protocols.images import ImageTokens
 from deployments.protocols.replicas import GeneratorDescription
-from rollout_client.contract.messages import Message
+from rollout_client.contract.messages import Message, PromptMessage
 from rollout_client.contract.rollouts import ObservationFormat
 from rollout_env import ChatMessage, StepOutcome
 from service.rollouts.episode import Episode
@@ -40,6 +41,19 @@ def text_of(token_ids: Sequence[int]) -> str:
 
 class CharacterChatTokenizer(ChatTokenizer):
     """One token per character. The chat format puts an observation between angle brackets."""
+
+    def prompt(self, messages: Sequence[PromptMessage], options: ChatOptions, max_tokens: int) -> list[Message]:
+        """Drops the thoughts, `(...)`, of answers before the last message of a user."""
+        last = max((place for place, message in enumerate(messages) if message.role == "user"), default=0)
+        prompt = []
+        for place, message in enumerate(messages):
+            framed = str(message.content) if message.role == "assistant" or not place else f"<{message.content}>"
+            said = re.sub("[(].*?[)]", "", framed) if message.role == "assistant" and place < last else framed
+            prompt.append(prompt_message(message, ids_of(said)))
+        return prompt
+
+    def extends(self, rendered: Sequence[int], log: Sequence[int]) -> bool:
+        return [*rendered[: len(log)]] == [*log]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return text_of(token_ids)
@@ -228,6 +242,7 @@ class EpisodeRecipe:
     retries: int = 0
     bounds: VersionBounds = field(default_factory=VersionBounds)
     include: IncludedColumns = NO_COLUMNS
+    renders: bool = False
     images: dict[str, ImageTokens] = field(default_factory=dict)
     extra_env_info: dict[str, Any] = field(default_factory=lambda: {"state": 0})
     message_log: Callable[[str], list[Message]] = field(default=lambda prompt: [user_message(prompt)])
@@ -250,6 +265,7 @@ class EpisodeRecipe:
             chat=ChatOptions(self.observation_format, images=dict(self.images)),
             bounds=self.bounds,
             include=self.include,
+            renders=self.renders,
         )
 
     def limits(self) -> EpisodeLimits:

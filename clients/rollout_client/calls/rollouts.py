@@ -30,6 +30,7 @@ class RolloutOptions(CallOptions, total=False):
     max_rollout_turns: int | None
     schedule: Literal["async", "lockstep"] | None
     observation_format: ObservationFormat | None
+    history: Literal["append", "template"] | None
     chat_template_kwargs: Mapping[str, Any] | None
     deadline_s: float | None
     """Seconds after which the rollouts that still run are returned as they are."""

@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from rollout_client.contract.base import LABEL, Lenient, Strict
+from rollout_client.contract.origins import ReplayRecord
 
 Role = Literal["system", "user", "assistant", "tool", "environment"]
 FinishReason = Literal["stop", "length"]
@@ -309,8 +310,7 @@ def _check_column(name: str, column: PackedNumbers, message: GivenMessage) -> No
 
 
 class Branch(Lenient):
-    """A further conversation of a rollout that an agent has played: of a subagent, of another seat, or one that it has
-    left."""
+    """A further conversation of a rollout: of a subagent, of another seat, or one that the rollout has left."""
 
     message_log: list[Message]
     """Prompt and responses, with their tokens."""
@@ -320,6 +320,9 @@ class Branch(Lenient):
     rewards: dict[str, float] | None = None
     """Its own rewards by names, in place of those of the rollout: those of another seat of a game. Null where it shares
     the rollout's."""
+    replay: ReplayRecord | None = None
+    """Numbers by which its tokens can be generated again, with itself as the `message_log` of the rollout and the
+    branches before it; null for one that an agent has played."""
 
 
 INCLUDED = r"^(routed_experts|sampling_mask|entropy|top_logprobs:[1-9][0-9]{0,5})$"

@@ -90,6 +90,9 @@ class SampleInput(BaseModel):
     message_log: list[GivenMessage] | None = Field(default=None, min_length=1, max_length=8192, fail_fast=True)
     """The prompt as messages with their tokens, taken as they are. A log that the service returned goes on from its
     last token."""
+    branches: list[Branch] = []
+    """Beside `message_log`: the logs that the rollout has left (`history: template`), the oldest first. They come back,
+    and their turns count."""
     fork: Fork | None = None
     """The prompt as a part of a rollout that the service keeps a record of: it is played as if the part were posted as
     `message_log`. Fields that the sample does not have are those of the rollout at that point. Beside a `message_log`,
@@ -167,6 +170,12 @@ class RolloutRequest(Strict):
     observation_format: ObservationFormat | None = None
     """How observations become tokens. `chat`: framed by the model's chat template; `raw`: their text alone. By default
     `chat` for a sample with `messages` and `raw` for one with `message_log`."""
+    history: Literal["append", "template"] = "append"
+    """How the prompt of a later turn is made. `append`: what was observed is appended to the log, so earlier responses
+    stay whole. `template`: the chat template renders all messages again, and may drop the thoughts of earlier turns.
+    Where that changes the log, beyond white space and ends of turns, the log so far becomes one of `branches`, and the
+    rollout goes on with the rendering, in which earlier responses are part of the prompt. Needs `observation_format:
+    chat`."""
     chat_template_kwargs: JsonObject | None = None
     """Variables for the chat template, for every sample that has none of its own."""
     deadline_s: float | None = Field(default=None, gt=0)
@@ -297,9 +306,10 @@ class SampleResult(Lenient):
     answer: str | None = None
     """The answer that the environment last extracted from a response."""
     branches: list[Branch] = []  # noqa: RUF012 - pydantic copies it
-    """The other conversations of a task that an agent plays. `message_log` has the one whose last response was
-    generated last; all of them share `rewards`, unless they have their own. Of a game, `message_log` is that of the
-    first seat of the policy, and each further seat is a branch with its own rewards."""
+    """The other conversations of a task that an agent plays, or the logs that a rollout with `history: template` has
+    left. `message_log` has the one whose last response was generated last; all of them share `rewards`, unless they
+    have their own. Of a game, `message_log` is that of the first seat of the policy, and each further seat is a branch
+    with its own rewards."""
     metrics: SampleMetrics
     """Turns, lengths and reward of the rollout."""
     rollout_id: str | None = None

@@ -81,8 +81,11 @@ def run_multi_turn_rollout(
     Raises:
         RolloutError: the service cannot be reached or refuses the request.
         RolloutsNotFinal: see `not_final`.
+        ValueError: `history` is `template`.
         NotJson: the batch holds a value that is not JSON; it names the row and the field.
     """
+    if options.get("history") == "template":
+        raise ValueError("history 'template' leaves logs, and a batch of NeMo-RL has one for each sample: leave it out")
     given: RolloutOptions = {
         **cast(RolloutOptions, options),
         "sampling": sampling_fields(options) | ({"greedy": True} if greedy else {}),

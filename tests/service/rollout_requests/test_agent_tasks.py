@@ -70,6 +70,7 @@ LOG = [{"role": "user", "content": "a", "token_ids": [64]}]
         ({"message_log": LOG}, {}, "samples[0].message_log", "post the sample's messages in its place"),
         ({}, {"include": ["entropy"]}, "include[0]", "it needs sampling.top_k at least 1"),
         ({"messages": QUESTION}, {"schedule": "lockstep"}, "schedule", "a program plays played"),
+        ({"messages": QUESTION}, {"history": "template"}, "history", "a program plays played"),
     ],
 )
 def test_what_none_can_play_is_refused(sample: dict[str, Any], request_: dict[str, Any], field: str, says: str) -> None:

@@ -67,10 +67,10 @@ def test_the_branch_that_ended_last_is_the_log() -> None:
     result = played(AgentRecipe(), AgentRunOutcome([summary, left, TWO_CALLS], calls=5))
     assert texts(result) == ["Q", "AB", "T", "C"]
     first, second = result.branches
-    assert [message["content"] for message in first["message_log"]] == ["S", "sum"]
-    assert (first["shared_messages"], second["shared_messages"]) == ([], [1])
-    assert second["message_log"][1]["token_ids"] == ids_of("AB")
-    assert second["message_log"][1]["generation_logprobs"] == [-0.5, -0.5]
+    assert [message.content for message in first.message_log] == ["S", "sum"]
+    assert (first.shared_messages, second.shared_messages) == ([], [1])
+    assert [*second.message_log[1].token_ids] == ids_of("AB")
+    assert [*(second.message_log[1].generation_logprobs or ())] == [-0.5, -0.5]
 
 
 def test_each_seat_of_a_game_has_a_log_and_rewards_of_its_own() -> None:
@@ -79,14 +79,14 @@ def test_each_seat_of_a_game_has_a_log_and_rewards_of_its_own() -> None:
     result = played(AgentRecipe(task=SCORED_BY_AGENT), AgentRunOutcome([won, lost], calls=2))
     assert (texts(result), result.rewards, result.total_reward) == (["0", "AB"], {"seat_0": 1.0}, 1.0)
     [other] = result.branches
-    assert (other["message_log"][1]["token_ids"], other["rewards"]) == (ids_of("C"), {"seat_1": -1.0})
+    assert ([*other.message_log[1].token_ids], other.rewards) == (ids_of("C"), {"seat_1": -1.0})
 
 
 def test_branches_of_an_agent_that_share_rewards_are_no_seats() -> None:
     aside = branch(said("user", "S"), generated("sum"), rewards={"right": 0.5})
     main = branch(said("user", "Q"), generated("AB"), rewards={"right": 1.0})
     result = played(AgentRecipe(task=SCORED_BY_AGENT), AgentRunOutcome([aside, main], calls=2))
-    assert (texts(result), "rewards" in result.branches[0]) == (["Q", "AB"], False)
+    assert (texts(result), "rewards" in result.branches[0].model_fields_set) == (["Q", "AB"], False)
 
 
 def test_images_are_in_logs_branches_and_what_is_judged() -> None:
@@ -96,7 +96,7 @@ def test_images_are_in_logs_branches_and_what_is_judged() -> None:
     run = AgentRunOutcome([beside, branch(asks, generated("A"))], calls=2)
     result = played(AgentRecipe(), run, environment=judge)
     assert result.message_log[0].mm_ranges == [shown]
-    assert result.branches[0]["message_log"][0]["mm_ranges"] == [{"media": shown.media, "start": 0, "end": 1}]
+    assert result.branches[0].message_log[0].mm_ranges == [shown]
     assert judge.requests[0].message_log[0]["images"] == [shown.media]
 
 
