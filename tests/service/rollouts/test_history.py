@@ -55,14 +55,18 @@ Turn = tuple[str, ParsedResponse | None, list[ChatMessage]]
 
 
 def play(
-    one: Vendor, turns: Sequence[Turn], renders: bool = True, prompt: PromptMessage = QUESTION
+    one: Vendor,
+    turns: Sequence[Turn],
+    renders: bool = True,
+    prompt: PromptMessage = QUESTION,
+    bounds: EpisodeLimits = BOUNDS,
 ) -> tuple[SampleResult, list[list[int]]]:
     """The rollout, and the prompt of each of its turns."""
     sample = SampleInput(task_name="task", messages=[prompt])
     chat = ChatOptions(images={} if prompt is QUESTION else TOKENS)
-    log = one.tokens.prompt([prompt], chat, BOUNDS.max_seq_len)
+    log = one.tokens.prompt([prompt], chat, bounds.max_seq_len)
     start = EpisodeStart(Prompt.of(log, None, sample), {}, (), SamplingOptions(), chat, renders=renders)
-    episode = Episode(EpisodeRecipe().identity(), start, BOUNDS, one.tokens)
+    episode = Episode(EpisodeRecipe().identity(), start, bounds, one.tokens)
     prompts = []
     for place, (text, parsed, observed) in enumerate(turns):
         prompts.append([*generation_due(episode).prompt_token_ids])
@@ -101,6 +105,16 @@ def test_each_prompt_is_rendered_and_each_token_is_trained_once(name: str, turns
     assert trained == Counter((-1.0 - turn, token) for turn, ids in sampled for token in ids)
     if name in KEEPING:
         assert rollout == play(one, turns, renders=False)[0]
+
+
+def test_a_rendering_beyond_the_longest_sequence_leaves_the_log_and_cuts_what_was_seen() -> None:
+    one, thought = vendor("qwen3"), "<think>\nT\n</think>\n\nA"
+    whole, _ = play(one, [(thought, None, said("And?")), ("B", None, [])])
+    log = whole.branches[0].message_log
+    bounds = replace(BOUNDS, max_seq_len=sum(len(message.token_ids) for message in log) + 4, max_rollout_turns=1)
+    assert len(whole.branches) == 1
+    cut, _ = play(one, [(thought, None, said("And?" * 99))], bounds=replace(bounds, max_rollout_turns=2))
+    assert (cut.branches, len(cut.message_log[-1].token_ids), cut.truncated) == ([], 4, True)
 
 
 def test_thoughts_stay_through_calls_and_go_at_the_next_question() -> None:
@@ -151,7 +165,7 @@ def plain(rollout: SampleResult) -> tuple[Any, ...]:
 
 @given(content=words)
 @settings(max_examples=10)
-@virtual_time.test
+@virtual_time.synchronous
 async def test_a_fork_and_a_resumed_rollout_keep_the_branches(content: str) -> None:
     http = thinking_http()
     sample = {**SAMPLE, "messages": [{"role": "user", "content": content}]}
@@ -167,7 +181,7 @@ async def test_a_fork_and_a_resumed_rollout_keep_the_branches(content: str) -> N
 
 
 @pytest.mark.parametrize("kills_after_s", [[3], [2, 6, 4], [9, 9]])
-@virtual_time.test
+@virtual_time.synchronous
 async def test_a_job_that_is_taken_over_keeps_the_branches(kills_after_s: list[float]) -> None:
     answers = []
     for kills in ([], kills_after_s):

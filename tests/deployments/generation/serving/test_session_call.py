@@ -103,7 +103,7 @@ async def test_the_prompt_of_a_call_that_continues_another_begins_with_its_ids()
     continued = await prepared(second, [QUESTION, {"role": "assistant", "content": " 5\n"}, MORE])
     assert continued[: len(prompt) + len(made)] == prompt + made
     second.prompts = {0: len(continued)}
-    assert second.tokens == ServedTokens(len(continued) - len(prompt) - len(made), 0)
+    assert second.tokens == ServedTokens(len(continued) - len(prompt) - len(made), 0, len(continued))
     [sample] = await replica.samples()
     assert (sample.branch, sample.status) == ("chatcmpl-one", "completed")
 
