@@ -22,7 +22,7 @@ async def test_each_prompt_has_its_choices_and_all_of_them_are_counted() -> None
     request = ServedRequest(*asked, endpoint="completions", body=orjson.dumps(body), choices=4)
     status, content, tokens = await served.carried_out(request)
     choices = orjson.loads(content)["choices"]
-    assert (status, tokens) == (200, ServedTokens(prompt=5, generated=10))
+    assert (status, tokens) == (200, ServedTokens(prompt=5, generated=10, context=5))
     assert [choice["text"] for choice in choices] == replies
     spans = [choice["weight_versions"] for choice in choices]
     assert spans == [[{"version": "0", "start": 0, "end": length}] for length in (1, 2, 3, 4)]
