@@ -98,11 +98,12 @@ class Fleet:
         ingresses: int = 1,
         max_loras: float = math.inf,
         kv_tokens: float = math.inf,
+        keeps_places: bool = True,
     ) -> None:
         self.now = 0.0
         self._timing = timing
         self._capacity = EngineCapacity(timing.max_num_seqs, kv_tokens, max_loras)
-        self.schedulers = [GenerationScheduler(window_factor, random.Random(n)) for n in range(ingresses)]
+        self.schedulers = [GenerationScheduler(window_factor, random.Random(n), keeps_places) for n in range(ingresses)]
         self.replicas: dict[str, Replica] = {}
         self.draining: dict[str, Replica] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []

@@ -280,6 +280,19 @@ def test_a_parked_program_does_not_pass_a_policy_that_waits_for_its_adapter(of_t
 TIMING = Timing(time_per_token_s=0.01, max_num_seqs=64)
 
 
+def test_where_the_cache_holds_all_programs_are_played_as_without_places() -> None:
+    played = []
+    for keeps_places in (True, False):
+        fleet = Fleet(2, TIMING, kv_tokens=10**7, keeps_places=keeps_places)
+        for number in range(40):
+            batch = Batch(f"{number}", 1 + 10 * (number % 3), 6, tokens=50, prompt_tokens=500, tool_s=1.0)
+            fleet.at(0.1 * number, partial(fleet.post, batch))
+        fleet.run()
+        played.append(fleet.turns_by_replica)
+    assert len(played[0]) == 6 * sum(1 + 10 * (number % 3) for number in range(40))
+    assert played[0] == played[1]
+
+
 @pytest.mark.slow
 def test_ten_thousand_programs_end_whatever_becomes_of_replicas_and_weights() -> None:
     fleet, draw = Fleet(4, TIMING, ingresses=2, kv_tokens=20_000), random.Random(0)
