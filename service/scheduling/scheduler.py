@@ -95,6 +95,7 @@ class GenerationScheduler:
             # Those of the request that wait for their first turn need a place from now on.
             for other in self._requests.note_turns(of_request) if self._keeps_places else ():
                 self._queue.remove(other)
+                other.estimate()
                 self._wait(other, other.replica)
         tried = next((replica for replica in self._to_try if generation.may_try(replica)), None)
         if tried is not None:
@@ -256,16 +257,10 @@ class GenerationScheduler:
         generation.estimate()
         can_start = window.has_free_sequence and window.may_start(policy) and self._has_place(generation, replica)
         if self._free and not can_start:
-            able = (
-                name
-                for name, free in self._free.items()
-                if free.may_start(policy)
-                and self._replicas.admits(name, generation.request)
-                and self._has_place(generation, name)
-            )
+            able = (name for name in self._free if self._may_move(generation, name))
             other = min(able, key=lambda name: self._free[name].ongoing, default=None)
             if other is not None and self._pays(generation, replica, other):
-                self._affinity.move(generation.request.rollout_id, other)
+                self._move(generation, other)
                 replica, window = other, self._replicas.windows[other]
         self._wait(generation, replica)
         has_room = window.has_room(generation.kv_tokens, generation.sequences)
@@ -274,7 +269,7 @@ class GenerationScheduler:
 
     def _try(self, generation: ScheduledGeneration, replica: str) -> None:
         """Starts a generation that does not wait on a suspect replica."""
-        self._affinity.move(generation.request.rollout_id, replica)
+        self._move(generation, replica)
         self._wait(generation, replica)
         self._start(generation, self._replicas.windows[replica])
 
@@ -319,7 +314,7 @@ class GenerationScheduler:
                 and (generation := self._worth_moving_to(replica)) is not None
             ):
                 self._queue.remove(generation)
-                self._affinity.move(generation.request.rollout_id, replica)
+                self._move(generation, replica)
                 self._wait(generation, replica)
             if generation is None or not window.has_room(generation.kv_tokens, generation.sequences):
                 break
@@ -337,13 +332,18 @@ class GenerationScheduler:
     def _is_worth_moving(self, generation: ScheduledGeneration, waits_at: str, replica: str) -> bool:
         window = self._replicas.windows[replica]
         tokens = generation.kv_tokens + generation.assignment.shared_tokens
-        has_room = window.has_room(tokens, generation.sequences)
-        can_start = has_room and window.may_start(generation.request.policy) and self._has_place(generation, replica)
-        can_start = can_start and self._replicas.admits(replica, generation.request)
+        can_start = window.has_room(tokens, generation.sequences) and self._may_move(generation, replica)
         return can_start and self._pays(generation, waits_at, replica)
 
-    def _wait(self, generation: ScheduledGeneration, replica: str) -> None:
+    def _may_move(self, generation: ScheduledGeneration, replica: str) -> bool:
+        may_start = self._replicas.windows[replica].may_start(generation.request.policy)
+        return may_start and self._replicas.admits(replica, generation.request) and self._has_place(generation, replica)
+
+    def _move(self, generation: ScheduledGeneration, replica: str) -> None:
+        self._affinity.move(generation.request.rollout_id, replica)
         generation.estimate()
+
+    def _wait(self, generation: ScheduledGeneration, replica: str) -> None:
         generation.replica = replica
         self._queue.wait(generation, replica, min(generation.request.turn, _HIGHEST_RANK))
         self._note_free(replica, self._replicas.windows[replica])
