@@ -16,9 +16,9 @@ from rollout_client.weights.checksum import Checksum
 from tests.live.following_environment import following
 from tests.live.forward_pass import (
     adapter_folder,
+    differences_where_weights_change,
     logprob_differences,
     model_of,
-    of_other_weights,
     perturbed,
     tiny_state,
 )
@@ -91,13 +91,14 @@ def test_a_push_during_64_rollouts_loses_none_and_tokens_name_weights(client: Ro
     for version, difference in differences.items():
         assert len(difference) > 500, f"hardly a token is of version {version}"
         assert difference.mean().item() <= SAME_WEIGHTS_TOLERANCE
-    assert of_other_weights(results, models, temperature=1.5) == []
     cut = [m for result in results for m in result.message_log if len(m.weight_versions or ()) == 2]
     assert len(cut) > 20, "hardly a generation was under way when the weights changed"
     for message in cut:
         [first, second] = message.weight_versions or []
         assert (first.version, first.start, second.version) == (str(before), 0, str(after))
         assert (second.start, second.end) == (first.end, len(message.token_ids))
+    own, other = differences_where_weights_change(results, models, temperature=1.5).median(dim=0).values
+    assert (own < other / 10).all()
     assert (rollouts.summary.policy.oldest, rollouts.summary.policy.newest) == (str(before), str(after))
 
 
