@@ -181,7 +181,7 @@ def _model_that_says(reply: str, most_calls: int) -> Iterator[str]:
         def log_message(self, *_: Any) -> None: ...
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:

@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.reference_model import State
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import RolloutResponse, SampleResult, Sampling
-from tests.live.forward_pass import logprob_differences, model_of
+from tests.live.forward_pass import float32_model_of, logprob_differences
 from tests.live.running_service import ongoing_generations
 
 LOGPROB_TOLERANCE = 0.02
@@ -51,8 +51,8 @@ def assert_of_weights(
 ) -> None:
     """Every token was made by `state`, under the name `version`, and not by the weights `before`."""
     assert versions_of(results) == {str(version)}
-    differences = logprob_differences(results, {str(version): model_of(state)})[str(version)]
+    differences = logprob_differences(results, {str(version): float32_model_of(state)})[str(version)]
     assert differences.mean().item() <= SAME_WEIGHTS_TOLERANCE
     if before is not None:
-        others = logprob_differences(results, {str(version): model_of(before)})[str(version)]
+        others = logprob_differences(results, {str(version): float32_model_of(before)})[str(version)]
         assert others.mean().item() > 2 * SAME_WEIGHTS_TOLERANCE, "the samples do not tell the old weights from the new"

@@ -17,6 +17,7 @@ from tests.live.following_environment import following
 from tests.live.forward_pass import (
     adapter_folder,
     differences_where_weights_change,
+    float32_model_of,
     logprob_differences,
     model_of,
     perturbed,
@@ -86,7 +87,8 @@ def test_a_push_during_64_rollouts_loses_none_and_tokens_name_weights(client: Ro
         after = client.push_weights(new).version
         results.extend(rollouts)
     assert [result.error for result in results] == [None] * 64
-    models = {str(before): model_of(old), str(after): model_of(new)}
+    weights = {str(before): old, str(after): new}
+    models = {version: float32_model_of(state) for version, state in weights.items()}
     differences = logprob_differences(results, models, temperature=1.5)
     for version, difference in differences.items():
         assert len(difference) > 500, f"hardly a token is of version {version}"
@@ -97,8 +99,9 @@ def test_a_push_during_64_rollouts_loses_none_and_tokens_name_weights(client: Ro
         [first, second] = message.weight_versions or []
         assert (first.version, first.start, second.version) == (str(before), 0, str(after))
         assert (second.start, second.end) == (first.end, len(message.token_ids))
+    models = {version: model_of(state) for version, state in weights.items()}
     own, other = differences_where_weights_change(results, models, temperature=1.5).median(dim=0).values
-    assert (own < other / 10).all()
+    assert (own < other / 5).all()
     assert (rollouts.summary.policy.oldest, rollouts.summary.policy.newest) == (str(before), str(after))
 
 

@@ -10,7 +10,7 @@ from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import RolloutResponse, SampleInput, Sampling
 from rollout_client.results import resumed
 from rollout_env.__main__ import main as certify_command
-from tests.live.forward_pass import logprob_differences, model_of, tiny_state
+from tests.live.forward_pass import float32_model_of, logprob_differences, tiny_state
 from tests.live.played_with_weights import SAME_WEIGHTS_TOLERANCE, generated, tokens_of
 from tests.paths import TINY_MODEL
 
@@ -58,7 +58,7 @@ def test_results_come_back_in_input_order_with_their_groups_together(mixed: Roll
 
 def test_log_probabilities_are_those_of_a_forward_pass_over_the_same_ids(mixed: RolloutResponse) -> None:
     [version] = {span.version for one in mixed.samples for m in generated(one) for span in m.weight_versions or ()}
-    differences = logprob_differences(mixed.samples, {version: model_of(tiny_state())}, TEMPERATURE)[version]
+    differences = logprob_differences(mixed.samples, {version: float32_model_of(tiny_state())}, TEMPERATURE)[version]
     assert len(differences) > 500
     assert differences.mean().item() <= SAME_WEIGHTS_TOLERANCE
 

@@ -10,7 +10,7 @@ from requests import HTTPError
 
 from rollout_client import RolloutClient
 from rollout_client.contract.rollouts import SampleResult, Sampling
-from tests.live.forward_pass import logprob_differences, model_of, perturbed
+from tests.live.forward_pass import float32_model_of, logprob_differences, model_of, perturbed
 from tests.live.played_with_weights import CHECKSUMS_WITHIN_S, SAME_WEIGHTS_TOLERANCE, assert_of_weights, play
 from tests.live.running_transfer import ConnectedTrainer
 
@@ -74,7 +74,7 @@ def test_a_transfer_during_rollouts_loses_none_and_tokens_name_weights(client: R
         engine.send_weights()
         results.extend(rollouts)
     assert [result.error for result in results] == [None] * 48
-    models = {str(before): model_of(old), str(before + 1): model_of(new)}
+    models = {str(before): float32_model_of(old), str(before + 1): float32_model_of(new)}
     for version, difference in logprob_differences(results, models, temperature=1.5).items():
         assert len(difference) > 500, f"hardly a token is of version {version}"
         assert difference.mean().item() <= SAME_WEIGHTS_TOLERANCE
