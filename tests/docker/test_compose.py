@@ -46,7 +46,7 @@ def test_the_config_of_the_cluster_is_that_of_the_processors() -> None:
     settings = ServiceSettings.model_validate(cluster["args"])
     assert (settings.jobs, settings.policy.folder) == (None, "/var/lib/rollout/weights")
     assert "cluster:/var/lib/rollout" in SERVICES["ray-head"]["volumes"] == SERVICES["ray-worker"]["volumes"]
-    differs = {"environment_variables", "model"}
+    differs = {"kv_cache_memory_bytes", "model"}
     assert {k: v for k, v in cluster["args"]["engine"].items() if k not in differs} == {
         k: v for k, v in cpu["args"]["engine"].items() if k not in differs
     }

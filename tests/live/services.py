@@ -39,8 +39,7 @@ def of_tests(config: ServeDeploySchema) -> ServeDeploySchema:
     """
     [application] = config.applications
     engine = application.args["engine"]
-    engine.setdefault("environment_variables", {}).pop("VLLM_CPU_KVCACHE_SPACE", None)
-    engine.setdefault("kv_cache_memory_bytes", 2**28)
+    engine["kv_cache_memory_bytes"] = 2**28
     for deployment in application.deployments:
         deployment.graceful_shutdown_timeout_s = 4
         deployment.graceful_shutdown_wait_loop_s = 0.5
