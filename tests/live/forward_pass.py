@@ -52,7 +52,7 @@ def differences_where_weights_change(
 
     The differences (absolute) of what the service says to what the token's version gives, then to what the other one
     gives. A mean over thousands of tokens does not show a span that ends one too late; nor does one token: bfloat16
-    rounds 20 of 210,000 by 0.3 to 1.04, whose neighbours it rounds by less than 0.001. So compare medians of these.
+    rounds some 20 of 210,000 by 0.3 to 1.04, mostly beside tokens rounded by less than 0.001. So compare medians.
     """
     found = []
     for result in results:
