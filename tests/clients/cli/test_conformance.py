@@ -6,8 +6,8 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from rollout_client.cli import conformance_checks
 from rollout_client.cli.app import app
-from rollout_client.cli.commands import conformance
 from tests.clients.cli.conforming_server import ConformingServer
 from tests.clients.scripted_service import served
 from tests.virtual_time import synchronous
@@ -34,8 +34,8 @@ FAULTS = {
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Generations that take a fraction of a second are long for the stand-in."""
-    monkeypatch.setattr(conformance, "CLEARLY_LONG_S", 0.0)
-    monkeypatch.setattr(conformance, "BEGUN_AFTER_S", 0.02)
+    monkeypatch.setattr(conformance_checks, "CLEARLY_LONG_S", 0.0)
+    monkeypatch.setattr(conformance_checks, "BEGUN_AFTER_S", 0.02)
 
 
 @synchronous
@@ -43,7 +43,7 @@ async def found_at(server: ConformingServer, only: str | None = None) -> dict[st
     """The result of each check, by its name."""
     transport = httpx.ASGITransport(server.app)
     async with httpx.AsyncClient(transport=transport, base_url="http://server", timeout=60) as http:
-        return {found.check: found.result for found in await conformance.findings(http, "/step-4", only)}
+        return {found.check: found.result for found in await conformance_checks.findings(http, "/step-4", only)}
 
 
 @pytest.mark.parametrize("is_sglang", [False, True])
