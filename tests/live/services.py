@@ -38,8 +38,7 @@ def of_tests(config: ServeDeploySchema) -> ServeDeploySchema:
     its KV cache, whose pages it touches at its start: on a fresh virtual machine that takes some 15 s for a GiB.
     """
     [application] = config.applications
-    engine = application.args["engine"]
-    engine["kv_cache_memory_bytes"] = 2**28
+    application.args["engine"]["kv_cache_memory_bytes"] = 2**28
     for deployment in application.deployments:
         deployment.graceful_shutdown_timeout_s = 4
         deployment.graceful_shutdown_wait_loop_s = 0.5
